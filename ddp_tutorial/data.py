@@ -1,0 +1,128 @@
+"""Each sample to one rank. Taught in ``notebooks/04_sampler.ipynb``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from .environment import Environment
+
+
+class Images(Dataset):
+    """Images as bytes, handed out a batch at a time.
+
+    ``images`` is uint8 of shape (N, 1, 28, 28), ``labels`` int64 of shape (N,); ``mean`` and ``std`` are those of the
+    pixels on the scale 0 to 1.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, mean: float, std: float) -> None:
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} images and {len(labels)} labels")
+        self.images, self.labels, self.mean, self.std = images, labels, mean, std
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        # One indexing operation a batch. A DataLoader that fetches sample by sample spends more time than the network.
+        return self.images[indices], self.labels[indices]
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """Turn bytes into floats of mean 0 and deviation 1, on the device that the images are on."""
+        return images.float().div_(255).sub_(self.mean).div_(self.std)
+
+
+class Splits(NamedTuple):
+    """The samples to train on, and the held-out ones."""
+
+    train: Dataset
+    eval: Dataset
+
+
+def load_dataset(name: str = "digits", root: str | os.PathLike = "data") -> Splits:
+    """Return ``"digits"`` (1,797 scans from scikit-learn, no network) or ``"mnist"`` (70,000 images, downloaded).
+
+    The first call prepares ``root/<name>.pt``; later calls, and each rank's own, map that file instead of copying it.
+    MNIST's own files are looked for in ``root/MNIST/raw``. Raises ``ValueError`` for an unknown name, ``RuntimeError``
+    when MNIST is neither there nor to be had, or damaged.
+    """
+    prepare = {"digits": _digits, "mnist": _mnist}.get(name)
+    if prepare is None:
+        raise ValueError(f"there is no data set {name!r}; choose 'digits' or 'mnist'")
+    path = Path(root) / f"{name}.pt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Under a name of its own, then renamed: nobody ever reads half a file, and two programs can prepare at once.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".preparing-") as folder:
+            torch.save(prepare(path.parent), Path(folder) / path.name)
+            os.replace(Path(folder) / path.name, path)
+    stored = torch.load(path, mmap=True)
+    return Splits(*(Images(*stored[part], stored["mean"], stored["std"]) for part in ("train", "eval")))
+
+
+def _digits(root: Path) -> dict:
+    from sklearn.datasets import load_digits
+
+    scans = load_digits()  # 8 x 8 pixels from 0 to 16
+    images = torch.from_numpy(scans.images).float().unsqueeze(1) * (255 / 16)
+    images = F.pad(F.interpolate(images, size=(20, 20), mode="bilinear"), (4, 4, 4, 4)).round().to(torch.uint8)
+    labels = torch.from_numpy(scans.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same split for everybody
+    held_out, rest = order[:360], order[360:]
+    pixels = images[rest].float() / 255
+    parts = {"train": (images[rest], labels[rest]), "eval": (images[held_out], labels[held_out])}
+    return {**parts, "mean": pixels.mean().item(), "std": pixels.std().item()}
+
+
+def _mnist(root: Path) -> dict:
+    from torchvision.datasets import MNIST
+
+    raw = root / "MNIST" / "raw"
+    try:
+        train, held_out = (MNIST(root, train=part, download=True) for part in (True, False))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"MNIST is not in {raw} and could not be downloaded ({error}). Without a network use 'digits' instead"
+        ) from error
+    except Exception as error:
+        raise RuntimeError(f"the files in {raw} are damaged ({error}): delete them and try again") from error
+    parts = {"train": train, "eval": held_out}
+    return {part: (each.data.unsqueeze(1), each.targets) for part, each in parts.items()} | {
+        "mean": 0.1307,
+        "std": 0.3081,
+    }
+
+
+def train_loader(dataset: Dataset, env: Environment, batch_size: int, seed: int = 0) -> DataLoader:
+    """Return this rank's batches of ``batch_size`` samples; call ``.sampler.set_epoch(epoch)`` before each epoch.
+
+    Every rank gets the same number of samples: the sampler repeats a few where they do not divide evenly. Raises
+    ``ValueError`` for an empty data set.
+    """
+    if len(dataset) == 0:
+        raise ValueError("the data set to train on is empty")
+    sampler = DistributedSampler(dataset, num_replicas=env.world_size, rank=env.rank, shuffle=True, seed=seed)
+    return _loader(dataset, env, batch_size, sampler)
+
+
+def eval_loader(dataset: Dataset, env: Environment, batch_size: int) -> DataLoader:
+    """Return this rank's share of ``dataset`` for evaluation: over all ranks, each sample exactly once."""
+    return _loader(dataset, env, batch_size, range(env.rank, len(dataset), env.world_size))
+
+
+def _loader(dataset: Dataset, env: Environment, batch_size: int, sampler) -> DataLoader:
+    collate = _as_is if isinstance(dataset, Images) else None
+    return DataLoader(dataset, batch_size, sampler=sampler, collate_fn=collate, pin_memory=env.device.type != "cpu")
+
+
+def _as_is(batch):
+    return batch

@@ -1,0 +1,60 @@
+"""How many ranks, on which devices, talking how: decided before any process starts.
+
+Taught in ``notebooks/07_launch_and_plot.ipynb``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+
+from .environment import default_device
+
+
+def choose(world_size: int | None, device: str | None, backend: str | None) -> tuple[int, str, str, str]:
+    """Return world size, type of device, backend, and the reason, or raise ``ValueError`` for what cannot work here."""
+    if world_size is not None and (type(world_size) is not int or world_size < 1):
+        raise ValueError(f"world_size must be a whole number from 1 up, not {world_size!r}")
+    if device is None:
+        device, reason = default_device()
+    else:
+        reason = "as asked"
+    try:
+        if torch.device(device).index is not None:
+            raise ValueError(f"device must be a type such as 'cuda', not {device!r}: rank r takes device r")
+    except (RuntimeError, TypeError):
+        raise ValueError(f"there is no device {device!r}; say 'cpu', 'cuda' or another type that torch knows") from None
+    present = 0 if device == "cpu" else visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")).get(device, 0)
+    if device != "cpu" and not present:
+        raise ValueError(f"no {device} device is visible; device='cpu' works everywhere")
+    if world_size is None:
+        world_size = present or 2
+    if device != "cpu" and world_size > present:
+        raise ValueError(f"{world_size} ranks need {world_size} {device} devices, and {present} are visible")
+    if backend is None:
+        backend = dist.get_default_backend_for_device(device)
+    if backend not in dist.Backend.backend_list or not dist.is_backend_available(backend):
+        raise ValueError(f"there is no backend {backend!r} here; gloo works on the CPU, nccl on NVIDIA GPUs")
+    if device not in dist.Backend.backend_capability.get(backend, [device]):
+        raise ValueError(f"backend {backend!r} does not work on {device}; gloo does")
+    return world_size, device, backend, reason
+
+
+@functools.cache
+def visible_devices(setting: str | None) -> dict[str, int]:
+    """Return ``{type: count}`` of the accelerators that a fresh process sees with ``CUDA_VISIBLE_DEVICES=setting``.
+
+    A process that has used CUDA keeps the count from then, whatever the variable says now; its ranks do not.
+    """
+    if torch.cuda.is_initialized():
+        code = "import torch; a = torch.accelerator; print(a.current_accelerator(True), a.device_count())"
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        kind, count = answer.split()[-2:]
+        return {kind.split(":")[0]: int(count)}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return {accelerator.type: torch.accelerator.device_count()} if accelerator else {}

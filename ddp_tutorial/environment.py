@@ -1,0 +1,127 @@
+"""Who am I, who else is there, how do we talk: the surroundings of one rank.
+
+A rank reads the variables that ``torchrun`` sets (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``,
+``MASTER_PORT``), so the same code runs under ``launch``, ``torchrun``, Slurm and Kubernetes. With none of them set it
+is a world of one. Taught in ``notebooks/01_environment.ipynb``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# ``launch`` sets these four for its ranks. The first three also work as settings under any other launcher.
+DEVICE, BACKEND, TIMEOUT, STORE = (f"DDP_TUTORIAL_{name}" for name in ("DEVICE", "BACKEND", "TIMEOUT", "STORE"))
+_groups_made: Counter[str] = Counter()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One rank's place in the world."""
+
+    rank: int  # 0 ... world_size - 1, over all machines
+    local_rank: int  # 0, 1, ... on this machine: the index of this rank's GPU
+    world_size: int
+    device: torch.device
+    backend: str
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0 alone, the one rank that prints and saves."""
+        return self.rank == 0
+
+
+def default_device() -> tuple[str, str]:
+    """Return the type of device that ranks train on here, ``"cuda"`` or ``"cpu"`` for example, and the reason."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "cpu", "no GPU is visible"
+    if dist.get_default_backend_for_device(accelerator) == "gloo":  # Apple's MPS: tensors there cannot be all-reduced
+        return "cpu", f"{accelerator.type} has no backend for DDP"
+    return accelerator.type, f"{torch.accelerator.device_count()} visible"
+
+
+def init_environment(
+    device: str | None = None, backend: str | None = None, timeout: float | None = None
+) -> Environment:
+    """Join the default process group and return this rank's :class:`Environment`.
+
+    ``device`` is a type ("cpu", "cuda"), ``backend`` a name that torch knows ("gloo", "nccl"), ``timeout`` the seconds
+    that ranks wait for one another, in the rendezvous and in each collective.
+
+    Raises ``ValueError`` for variables that contradict each other or a device that is not there, ``RuntimeError`` if
+    the process has a group already, and ``TimeoutError`` that names the ranks which did not arrive.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("this process has a process group already; leave it first (destroy_process_group)")
+    rank, local_rank, world_size = _place()
+    device = device or os.environ.get(DEVICE) or default_device()[0]
+    backend = backend or os.environ.get(BACKEND) or dist.get_default_backend_for_device(device)
+    timeout = timeout or float(os.environ.get(TIMEOUT, 0)) or None
+    on_accelerator = device != "cpu"
+    if on_accelerator:
+        if local_rank >= torch.accelerator.device_count():
+            raise ValueError(
+                f"rank {rank} needs {device}:{local_rank}, and {torch.accelerator.device_count()} devices are visible"
+            )
+        # Before any other call on the device: otherwise each rank also opens a context on device 0.
+        torch.accelerator.set_device_index(local_rank)
+    place = torch.device(device, local_rank) if on_accelerator else torch.device(device)
+    limit = timedelta(seconds=timeout) if timeout else None
+    store = _open_store(world_size, limit or timedelta(minutes=30))
+    _meet(store, rank, world_size, limit or timedelta(minutes=30))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=limit,
+        device_id=place if on_accelerator else None,
+    )
+    return Environment(rank, local_rank, world_size, place, backend)
+
+
+def _place() -> tuple[int, int, int]:
+    values = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    missing = [name for name, value in values.items() if value is None]
+    if len(missing) == 3:
+        return 0, 0, 1
+    if missing:
+        found = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        raise ValueError(f"{found} is set, but not {', '.join(missing)}: set all three, or none for a world of one")
+    rank, local_rank, world_size = (int(value) for value in values.values())
+    if not 0 <= rank < world_size:
+        raise ValueError(f"RANK={rank} is not below WORLD_SIZE={world_size}")
+    return rank, local_rank, world_size
+
+
+def _open_store(world_size: int, limit: timedelta) -> dist.Store:
+    folder = os.environ.get(STORE)
+    number = _groups_made[folder or ""]
+    _groups_made[folder or ""] += 1
+    if folder:  # Under `launch`: no port to choose, no name to look up. A used file would make a second group hang.
+        return dist.FileStore(os.path.join(folder, f"group-{number}"), world_size)
+    if world_size == 1:
+        return dist.HashStore()
+    store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
+    return dist.PrefixStore(f"ddp_tutorial/{number}", store)
+
+
+def _meet(store: dist.Store, rank: int, world_size: int, limit: timedelta) -> None:
+    """Wait for every rank here, where a missing one can still be named; inside a collective it could not."""
+    arrived = [f"arrived/{other}" for other in range(world_size)]
+    store.set(arrived[rank], "yes")
+    try:
+        store.wait(arrived, limit)
+    except dist.DistStoreError:
+        missing = [other for other in range(world_size) if not store.check([arrived[other]])]
+        raise TimeoutError(
+            f"rank {rank} of {world_size} waited {limit.total_seconds():g} s for "
+            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}, which did not arrive. "
+            f"Were {world_size} processes started, and did each of them get here?"
+        ) from None

@@ -1,0 +1,129 @@
+"""The loop, the global loss, evaluation. Taught in ``notebooks/05_training_loop.ipynb``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from .cleanup import process_group
+from .data import Splits, eval_loader, load_dataset, train_loader
+from .environment import Environment
+from .history import History, Recorder
+from .model import Net
+from .wrap import assert_replicas_agree, wrap
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every number of a training. Equal on all ranks. Raises ``ValueError`` for a value that cannot work."""
+
+    dataset: str = "digits"
+    data: str = "data"  # the folder of the prepared data, and of MNIST's own files
+    epochs: int = 20
+    batch_size: int = 64  # per rank: the global batch is batch_size * world_size
+    lr: float = 0.03
+    momentum: float = 0.9
+    dropout: float = 0.1
+    seed: int = 0
+    report_every: int = 10  # steps between two fetches of the losses from the device
+    out: str | None = None  # a folder for history.jsonl and model.pt, written by rank 0
+
+    def __post_init__(self) -> None:
+        for name in ("data", "out"):  # a Path is welcome, and becomes a string, which JSON can hold
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        if self.dataset not in ("digits", "mnist"):
+            raise ValueError(f"dataset must be 'digits' or 'mnist', not {self.dataset!r}")
+        for name in ("epochs", "batch_size", "report_every"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 up, not {value!r}")
+        for name, top in (("lr", float("inf")), ("momentum", 1), ("dropout", 1)):
+            value = getattr(self, name)
+            if not 0 <= value < top:
+                raise ValueError(f"{name} must be a number from 0 to {top} (not included), not {value!r}")
+
+    @classmethod
+    def snippet(cls) -> Config:
+        """Return the numbers of the snippet that is copied everywhere: MNIST, rate 0.01, momentum 0.5, dropout 0.5."""
+        return cls(dataset="mnist", epochs=10, lr=0.01, momentum=0.5, dropout=0.5)
+
+
+def train(config: Config = Config(), model: nn.Module | None = None, data: Splits | None = None) -> History:
+    """Train ``model`` (``Net`` if none is given) on all ranks and return the history, the same on each rank.
+
+    Run it in each rank: ``launch(train, (Config(epochs=3),))`` or ``torchrun``. ``data`` takes any two map-style data
+    sets of (input, class) pairs as ``(train, eval)``. Raises ``AssertionError`` if the replicas disagree at the end.
+    """
+    with process_group() as env:
+        data = Splits(*data) if data is not None else _load_once_per_machine(config, env)
+        torch.manual_seed(config.seed)  # equal on all ranks: the weights
+        model = wrap(Net(config.dropout) if model is None else model, env)
+        torch.manual_seed(config.seed + 1 + env.rank)  # different on each: dropout masks
+        loader = train_loader(data.train, env, config.batch_size, config.seed)
+        held_out = eval_loader(data.eval, env, batch_size=1000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+        recorder = Recorder(env, asdict(config), config.report_every, config.epochs * len(loader), config.out)
+        for epoch in range(1, config.epochs + 1):
+            loader.sampler.set_epoch(epoch)  # without it, every epoch repeats the order of the first
+            recorder.start_epoch(epoch)
+            model.train()
+            for inputs, targets in loader:
+                inputs, targets = _to_device(inputs, targets, loader, env)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(inputs), targets)
+                loss.backward()  # gradients are averaged over the ranks in here
+                optimizer.step()
+                recorder.step(loss, len(targets))
+            recorder.end_training()
+            recorder.end_epoch(*evaluate(model, held_out, env))
+        assert_replicas_agree(model)
+        recorder.save(model.module)
+        return recorder.history
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: DataLoader, env: Environment) -> tuple[float, float]:
+    """Return mean loss and accuracy (0 to 1) over all samples of all ranks, exact for any number of them.
+
+    A collective: every rank calls it with its own :func:`eval_loader`. Raises ``ValueError`` if there is no sample.
+    """
+    # The module itself: ranks may have different numbers of batches here, and a forward through the wrapper
+    # broadcasts the buffers of a BatchNorm, so the rank with one batch more would wait for ever.
+    module = getattr(model, "module", model)
+    was_training = module.training
+    module.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=env.device)
+    for inputs, targets in loader:
+        inputs, targets = _to_device(inputs, targets, loader, env)
+        outputs = module(inputs)
+        correct = (outputs.argmax(dim=1) == targets).sum()
+        sums += torch.stack([F.cross_entropy(outputs, targets, reduction="sum"), correct, len(targets) + 0 * correct])
+    module.train(was_training)
+    dist.all_reduce(sums)  # sums first, one division at the end: a mean of means is wrong for unequal shares
+    loss, correct, count = sums.tolist()
+    if not count:
+        raise ValueError("there is no sample to evaluate on")
+    return loss / count, correct / count
+
+
+def _to_device(
+    inputs: torch.Tensor, targets: torch.Tensor, loader: DataLoader, env: Environment
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = inputs.to(env.device, non_blocking=True)
+    # Images travel as bytes, a quarter of the floats they become; other data sets hand out floats themselves.
+    normalise = getattr(loader.dataset, "normalise", None)
+    return inputs if normalise is None else normalise(inputs), targets.to(env.device, non_blocking=True)
+
+
+def _load_once_per_machine(config: Config, env: Environment) -> Splits:
+    if env.local_rank == 0:  # the other ranks would download and write the same files at the same time
+        load_dataset(config.dataset, config.data)
+    dist.barrier()
+    return load_dataset(config.dataset, config.data)

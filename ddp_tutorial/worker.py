@@ -1,0 +1,124 @@
+"""What runs in a spawned process: wait for a call, make it, answer; and go when the parent is gone.
+
+Taught in ``notebooks/07_launch_and_plot.ipynb``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import random
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .failures import describe
+from .reporting import listen
+from .sending import dumps
+from .sources import own_files
+from .traces import frames_of
+
+
+class _Channel:
+    """This rank's end of the pipe to the parent; two threads may write to it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._lock = pipe, threading.Lock()
+        self.receive = pipe.recv
+
+    def send(self, kind: str, content: Any = None) -> None:
+        with self._lock:
+            self._pipe.send((kind, content))
+
+
+def main(rank: int, pipes: list[Connection], folder: str) -> None:
+    """Serve calls until the parent says stop. Runs in the process that ``torch.multiprocessing.spawn`` started."""
+    # The parent alone decides what an interrupt means. It kept the signal blocked while this process started.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.name == "posix":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.setsid()  # a process group of its own, so that DataLoader workers can be ended with their rank
+    for other, pipe in enumerate(pipes):
+        if other != rank:
+            pipe.close()
+    _send_output_to(os.path.join(folder, f"{rank}-0.txt"))
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Otherwise every rank takes all cores, and they spend their time taking them from one another.
+        torch.set_num_threads(max(1, torch.get_num_threads() // len(pipes)))
+    channel, calls = _Channel(pipes[rank]), queue.SimpleQueue()
+    listen(lambda record: channel.send("event", record))
+    threading.Thread(target=_attend, args=(channel, calls, folder, threading.get_ident()), daemon=True).start()
+    channel.send("ready")
+    threads = torch.get_num_threads()
+    while (call := calls.get()) is not None:
+        _send_output_to(os.path.join(folder, f"{rank}-{call['number']}.txt"))
+        _start_afresh(rank, call, threads)
+        _answer(channel, call)
+
+
+def _answer(channel: _Channel, call: dict) -> None:
+    try:
+        fn, args = pickle.loads(call["payload"])
+        result = fn(*args)
+        try:
+            answer = ("done", (dumps(result), own_files()))
+        except TypeError as error:
+            raise TypeError(f"the result cannot be sent back: {error}") from None
+    except BaseException as error:  # SystemExit too: a rank that leaves quietly has not delivered its result
+        answer = ("failed", describe(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.send(*answer)
+
+
+def _start_afresh(rank: int, call: dict, threads: int) -> None:
+    """Make a process that has served before indistinguishable from a new one, as far as that goes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(call["environ"], RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ["TORCHELASTIC_ERROR_FILE"] = os.path.join(call["folder"], f"error-{rank}.json")
+    os.chdir(call["cwd"])
+    sys.path[:] = call["path"]
+    torch.seed()
+    random.seed()
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+
+def _attend(channel: _Channel, calls: queue.SimpleQueue, folder: str, main_thread: int) -> None:
+    """Listen to the parent on a thread of its own, so that its end is noticed inside a collective too."""
+    try:
+        while True:
+            kind, content = channel.receive()
+            if kind == "where":
+                stack = frames_of(traceback.walk_stack(sys._current_frames()[main_thread]))
+                channel.send("where", stack[::-1])
+            else:
+                calls.put(content if kind == "call" else None)
+    except (EOFError, OSError):  # the parent is gone, without a word
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.name == "posix":
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+
+def _send_output_to(path: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    # Line by line, so that the parent can show lines while the function still runs.
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
