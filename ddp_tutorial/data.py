@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from .environment import Environment
 
@@ -89,12 +89,16 @@ def _mnist(root: Path) -> dict:
     raw = root / "MNIST" / "raw"
     try:
         train, held_out = (MNIST(root, train=part, download=True) for part in (True, False))
-    except RuntimeError as error:
+        if any(len(part.data) != len(part.targets) for part in (train, held_out)):
+            raise ValueError("there must be as many images as labels")
+    except Exception as error:  # torchvision raises one kind for a missing network, several for damaged files
+        reason = " ".join(str(error).split())
+        names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+        if all((raw / name).exists() for name in names):
+            raise RuntimeError(f"the files in {raw} are damaged ({reason}): delete them and try again") from error
         raise RuntimeError(
-            f"MNIST is not in {raw} and could not be downloaded ({error}). Without a network use 'digits' instead"
+            f"MNIST is not in {raw} and could not be downloaded ({reason}). Without a network use 'digits' instead"
         ) from error
-    except Exception as error:
-        raise RuntimeError(f"the files in {raw} are damaged ({error}): delete them and try again") from error
     parts = {"train": train, "eval": held_out}
     return {part: (each.data.unsqueeze(1), each.targets) for part, each in parts.items()} | {
         "mean": 0.1307,
@@ -120,9 +124,9 @@ def eval_loader(dataset: Dataset, env: Environment, batch_size: int) -> DataLoad
 
 
 def _loader(dataset: Dataset, env: Environment, batch_size: int, sampler) -> DataLoader:
-    collate = _as_is if isinstance(dataset, Images) else None
-    return DataLoader(dataset, batch_size, sampler=sampler, collate_fn=collate, pin_memory=env.device.type != "cpu")
+    return DataLoader(dataset, batch_size, sampler=sampler, collate_fn=_collate, pin_memory=env.device.type != "cpu")
 
 
-def _as_is(batch):
-    return batch
+def _collate(batch):
+    # Images, and a Subset of them, hand out a batch that is whole already; other data sets a list of samples.
+    return batch if isinstance(batch, tuple) else default_collate(batch)

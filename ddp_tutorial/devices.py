@@ -13,7 +13,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from .environment import default_device
+from .environment import default_device, device_type
 
 
 def choose(world_size: int | None, device: str | None, backend: str | None) -> tuple[int, str, str, str]:
@@ -23,12 +23,7 @@ def choose(world_size: int | None, device: str | None, backend: str | None) -> t
     if device is None:
         device, reason = default_device()
     else:
-        reason = "as asked"
-    try:
-        if torch.device(device).index is not None:
-            raise ValueError(f"device must be a type such as 'cuda', not {device!r}: rank r takes device r")
-    except (RuntimeError, TypeError):
-        raise ValueError(f"there is no device {device!r}; say 'cpu', 'cuda' or another type that torch knows") from None
+        device, reason = device_type(device), "as asked"
     present = 0 if device == "cpu" else visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")).get(device, 0)
     if device != "cpu" and not present:
         raise ValueError(f"no {device} device is visible; device='cpu' works everywhere")

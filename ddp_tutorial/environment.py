@@ -46,6 +46,17 @@ def default_device() -> tuple[str, str]:
     return accelerator.type, f"{torch.accelerator.device_count()} visible"
 
 
+def device_type(device: str | torch.device) -> str:
+    """Return the type of ``device``, "cuda" for example; ``ValueError`` if it is unknown or has a number."""
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"there is no device {device!r}; say 'cpu', 'cuda' or another type that torch knows") from None
+    if parsed.index is not None:
+        raise ValueError(f"device must be a type such as {parsed.type!r}, not {device!r}: local rank r takes device r")
+    return parsed.type
+
+
 def init_environment(
     device: str | None = None, backend: str | None = None, timeout: float | None = None
 ) -> Environment:
@@ -60,7 +71,7 @@ def init_environment(
     if dist.is_initialized():
         raise RuntimeError("this process has a process group already; leave it first (destroy_process_group)")
     rank, local_rank, world_size = _place()
-    device = device or os.environ.get(DEVICE) or default_device()[0]
+    device = device_type(device or os.environ.get(DEVICE) or default_device()[0])
     backend = backend or os.environ.get(BACKEND) or dist.get_default_backend_for_device(device)
     timeout = timeout or float(os.environ.get(TIMEOUT, 0)) or None
     on_accelerator = device != "cpu"
@@ -73,7 +84,7 @@ def init_environment(
         torch.accelerator.set_device_index(local_rank)
     place = torch.device(device, local_rank) if on_accelerator else torch.device(device)
     limit = timedelta(seconds=timeout) if timeout else None
-    store = _open_store(world_size, limit or timedelta(minutes=30))
+    store = _open_store(rank, world_size, limit or timedelta(minutes=30))
     _meet(store, rank, world_size, limit or timedelta(minutes=30))
     dist.init_process_group(
         backend,
@@ -94,13 +105,18 @@ def _place() -> tuple[int, int, int]:
     if missing:
         found = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
         raise ValueError(f"{found} is set, but not {', '.join(missing)}: set all three, or none for a world of one")
-    rank, local_rank, world_size = (int(value) for value in values.values())
-    if not 0 <= rank < world_size:
-        raise ValueError(f"RANK={rank} is not below WORLD_SIZE={world_size}")
+    try:
+        rank, local_rank, world_size = (int(value) for value in values.values())
+    except ValueError:
+        raise ValueError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers, not {values}") from None
+    if not 0 <= rank < world_size or not 0 <= local_rank < world_size:
+        raise ValueError(
+            f"RANK={rank} and LOCAL_RANK={local_rank} must lie from 0 to WORLD_SIZE - 1 = {world_size - 1}"
+        )
     return rank, local_rank, world_size
 
 
-def _open_store(world_size: int, limit: timedelta) -> dist.Store:
+def _open_store(rank: int, world_size: int, limit: timedelta) -> dist.Store:
     folder = os.environ.get(STORE)
     number = _groups_made[folder or ""]
     _groups_made[folder or ""] += 1
@@ -108,7 +124,14 @@ def _open_store(world_size: int, limit: timedelta) -> dist.Store:
         return dist.FileStore(os.path.join(folder, f"group-{number}"), world_size)
     if world_size == 1:
         return dist.HashStore()
-    store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
+    try:
+        # world_size=1: the store itself shall not wait for the others. `_meet` does, and can say who is missing.
+        store, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=1, timeout=limit)))
+    except dist.DistNetworkError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TimeoutError(
+            f"rank {rank} of {world_size} found no store at {address}, where rank 0 should be"
+        ) from error
     return dist.PrefixStore(f"ddp_tutorial/{number}", store)
 
 
@@ -118,8 +141,10 @@ def _meet(store: dist.Store, rank: int, world_size: int, limit: timedelta) -> No
     store.set(arrived[rank], "yes")
     try:
         store.wait(arrived, limit)
-    except dist.DistStoreError:
+    except RuntimeError:  # a TCPStore raises DistStoreError, a FileStore its base class
         missing = [other for other in range(world_size) if not store.check([arrived[other]])]
+        if not missing:
+            raise
         raise TimeoutError(
             f"rank {rank} of {world_size} waited {limit.total_seconds():g} s for "
             f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}, which did not arrive. "

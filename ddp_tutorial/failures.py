@@ -62,14 +62,15 @@ class LaunchError(RuntimeError):
 
 def describe(error: BaseException) -> dict:
     """Turn an exception into plain values, in the rank, where its class and its traceback exist."""
-    links, seen, link = [], set(), error
+    links, seen, link, symptom = [], set(), error, False
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         text = "".join(traceback.format_exception_only(type(link), link)).strip()
+        # Wherever it is in the chain: "training failed" raised from "connection closed" has the same cause.
+        symptom |= isinstance(link, dist.DistError | TimeoutError)
+        symptom |= isinstance(link, RuntimeError) and bool(_OF_ANOTHER_RANK.search(text))
         links.append((text, frames_of(traceback.walk_tb(link.__traceback__))))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    symptom = isinstance(error, dist.DistError | TimeoutError)
-    symptom |= isinstance(error, RuntimeError) and bool(_OF_ANOTHER_RANK.search(str(error)))
     # Its own time is that of writing it down: cleaning up, which comes after, is what makes the other ranks fail.
     written = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     moment = os.stat(written).st_mtime_ns if os.path.exists(written) else time.time_ns()
@@ -81,7 +82,8 @@ def from_description(rank: int, told: dict) -> Failure:
     *before, (text, frames) = told["links"]
     parts = [f"{show_frames(earlier)}\n  {earlier_text}\nwhich led to:" for earlier_text, earlier in before]
     trace = "\n".join([*parts, show_frames(frames)])
-    return Failure(rank, f"raised {text}", told["type"], trace, told["time"], told["symptom"])
+    what = f"left by sys.exit ({text})" if told["type"] == "SystemExit" else f"raised {text}"
+    return Failure(rank, what, told["type"], trace, told["time"], told["symptom"])
 
 
 def from_exit(rank: int, code: int) -> Failure:
@@ -96,5 +98,5 @@ def from_exit(rank: int, code: int) -> Failure:
 
 
 def _one_line(text: str) -> str:
-    text = " ".join(text.split())
+    text = " ".join(re.sub(r"\[\S+:\d+\] ", "", text).split())  # the line in Gloo's own source helps nobody
     return text if len(text) < 160 else text[:157] + "..."

@@ -41,10 +41,10 @@ class Processes:
             with interrupts_held(), _seen_by_children(import_roots):
                 arguments = ([theirs for _, theirs in pairs], str(self.folder))
                 context = mp.spawn(worker.main, arguments, nprocs=world_size, join=False)
-            self.processes = context.processes
+            self.processes, self._error_files = context.processes, context.error_files
         except BaseException:
             # Processes that did start see their pipe close, and end.
-            self.processes = []
+            self.processes, self._error_files = [], []
             self.stop()
             raise
         finally:
@@ -81,6 +81,8 @@ class Processes:
             for pipe in self.pipes:
                 pipe.close()
             shutil.rmtree(self.folder, ignore_errors=True)
+            for file in self._error_files:  # torch writes one for an error that the worker could not report itself
+                Path(file).unlink(missing_ok=True)
 
     def _wait(self, seconds: float) -> None:
         """Wait for the processes to end; their exit is seen, not collected, so that their process ids stay theirs."""

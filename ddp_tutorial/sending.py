@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,9 @@ def dumps(value: Any) -> bytes:
     except Exception as error:
         if type(error) is TypeError and str(error).startswith("a "):  # one of ours, which says more
             raise
-        raise TypeError(f"{type(value).__name__} cannot be pickled ({type(error).__name__}: {error})") from error
+        raise TypeError(
+            f"{type(value).__name__} cannot be pickled ({type(error).__name__}: {error}); make it inside the function"
+        ) from error
     return buffer.getvalue()
 
 
@@ -46,7 +49,7 @@ def pack(fn: Callable, args: tuple) -> bytes:
         try:
             dumps(part)
         except TypeError as error:
-            raise TypeError(f"{what} cannot be sent to the ranks: {error}. Make it inside the function") from None
+            raise TypeError(f"{what} cannot be sent to the ranks: {error}") from None
     raise problem
 
 
@@ -61,6 +64,10 @@ def _pickler() -> type:
                 raise TypeError("a DDP-wrapped model belongs to the process that wrapped it; send model.module")
             if isinstance(value, dist.ProcessGroup):
                 raise TypeError("a process group belongs to the processes in it")
+            # cloudpickle drops the file's name; with it, a traceback shows the reader's own line.
+            if isinstance(value, types.CodeType):
+                make, parts = self.dispatch_table[types.CodeType](value)
+                return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
             # cloudpickle would send the content of a file as it is now; writes would then go nowhere.
             if isinstance(value, io.IOBase) and value not in (sys.stdout, sys.stderr) and _has_descriptor(value):
                 raise TypeError(f"a file that is open here ({value.name!r}) is not open there; send its name")

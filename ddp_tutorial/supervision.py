@@ -19,7 +19,7 @@ from .processes import Processes
 from .traces import is_library, show_frames
 
 GRACE = 1.0  # seconds to hear what other ranks suffered, once the cause is known
-SEARCH = 5.0  # seconds to hear of the cause, while only its consequences are known
+SEARCH = 3.0  # seconds to hear of the cause, while only its consequences are known
 
 
 class Call:

@@ -18,9 +18,14 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def frames_of(walk: Iterable[tuple[FrameType, int]]) -> list[Frame]:
-    """Return plain frames of what ``traceback.walk_tb`` or ``walk_stack`` yields, without the worker's own."""
+    """Return plain frames of ``walk``, outermost first, from the function that was launched on.
+
+    ``walk`` yields what ``traceback.walk_tb`` does. The frames of the worker that called the function, and what is
+    above them, say nothing to a reader.
+    """
     stack = traceback.StackSummary.extract(walk, lookup_lines=False)
-    return [(f.filename, f.lineno or 0, f.name) for f in stack if f.filename != os.path.join(_HERE, "worker.py")]
+    start = max((i + 1 for i, f in enumerate(stack) if f.filename == os.path.join(_HERE, "worker.py")), default=0)
+    return [(f.filename, f.lineno or 0, f.name) for f in stack[start:]]
 
 
 def show_frames(frames: list[Frame]) -> str:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from .cleanup import process_group
 from .data import Splits, eval_loader, load_dataset, train_loader
@@ -44,9 +44,11 @@ class Config:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1 up, not {value!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, not {self.seed!r}")
         for name, top in (("lr", float("inf")), ("momentum", 1), ("dropout", 1)):
             value = getattr(self, name)
-            if not 0 <= value < top:
+            if not isinstance(value, int | float) or not 0 <= value < top:
                 raise ValueError(f"{name} must be a number from 0 to {top} (not included), not {value!r}")
 
     @classmethod
@@ -99,6 +101,9 @@ def evaluate(model: nn.Module, loader: DataLoader, env: Environment) -> tuple[fl
     module = getattr(model, "module", model)
     was_training = module.training
     module.eval()
+    for buffer in module.buffers():
+        # BatchNorm's statistics are each rank's own since the last step. Rank 0's count, as in DDP's next forward.
+        dist.broadcast(buffer, src=0)
     sums = torch.zeros(3, dtype=torch.float64, device=env.device)
     for inputs, targets in loader:
         inputs, targets = _to_device(inputs, targets, loader, env)
@@ -118,7 +123,10 @@ def _to_device(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = inputs.to(env.device, non_blocking=True)
     # Images travel as bytes, a quarter of the floats they become; other data sets hand out floats themselves.
-    normalise = getattr(loader.dataset, "normalise", None)
+    dataset = loader.dataset
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    normalise = getattr(dataset, "normalise", None)
     return inputs if normalise is None else normalise(inputs), targets.to(env.device, non_blocking=True)
 
 

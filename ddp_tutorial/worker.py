@@ -14,12 +14,14 @@ import signal
 import sys
 import threading
 import traceback
+from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from .environment import TIMEOUT
 from .failures import describe
 from .reporting import listen
 from .sending import dumps
@@ -30,17 +32,41 @@ from .traces import frames_of
 class _Channel:
     """This rank's end of the pipe to the parent; two threads may write to it."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._lock = pipe, threading.Lock()
-        self.receive = pipe.recv
+    def __init__(self, pipe: Connection, folder: str) -> None:
+        self._pipe, self._lock, self._folder = pipe, threading.Lock(), folder
 
     def send(self, kind: str, content: Any = None) -> None:
-        with self._lock:
-            self._pipe.send((kind, content))
+        try:
+            with self._lock:
+                self._pipe.send((kind, content))
+        except OSError:
+            self._abandoned()
+
+    def receive(self) -> tuple[str, Any]:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            self._abandoned()
+
+    def _abandoned(self) -> NoReturn:
+        """The parent is gone, without a word: remove what it left, and end with all processes of this rank."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if os.name == "posix":
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
 
 
 def main(rank: int, pipes: list[Connection], folder: str) -> None:
     """Serve calls until the parent says stop. Runs in the process that ``torch.multiprocessing.spawn`` started."""
+    try:
+        _serve(rank, pipes, folder)
+    except BaseException:  # not on to torch, which would write it to a file that nobody reads or removes
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _serve(rank: int, pipes: list[Connection], folder: str) -> None:
     # The parent alone decides what an interrupt means. It kept the signal blocked while this process started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.name == "posix":
@@ -53,9 +79,9 @@ def main(rank: int, pipes: list[Connection], folder: str) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         # Otherwise every rank takes all cores, and they spend their time taking them from one another.
         torch.set_num_threads(max(1, torch.get_num_threads() // len(pipes)))
-    channel, calls = _Channel(pipes[rank]), queue.SimpleQueue()
+    channel, calls = _Channel(pipes[rank], folder), queue.SimpleQueue()
     listen(lambda record: channel.send("event", record))
-    threading.Thread(target=_attend, args=(channel, calls, folder, threading.get_ident()), daemon=True).start()
+    threading.Thread(target=_attend, args=(channel, calls, threading.get_ident()), daemon=True).start()
     channel.send("ready")
     threads = torch.get_num_threads()
     while (call := calls.get()) is not None:
@@ -85,6 +111,9 @@ def _start_afresh(rank: int, call: dict, threads: int) -> None:
         dist.destroy_process_group()
     os.environ.clear()
     os.environ.update(call["environ"], RANK=str(rank), LOCAL_RANK=str(rank))
+    # A script that names no timeout would otherwise wait half an hour for a rank that does not come.
+    limit = timedelta(seconds=float(os.environ[TIMEOUT]))
+    dist.distributed_c10d.default_pg_timeout = dist.distributed_c10d.default_pg_nccl_timeout = limit
     os.environ["TORCHELASTIC_ERROR_FILE"] = os.path.join(call["folder"], f"error-{rank}.json")
     os.chdir(call["cwd"])
     sys.path[:] = call["path"]
@@ -92,27 +121,23 @@ def _start_afresh(rank: int, call: dict, threads: int) -> None:
     random.seed()
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
     torch.set_grad_enabled(True)
 
 
-def _attend(channel: _Channel, calls: queue.SimpleQueue, folder: str, main_thread: int) -> None:
+def _attend(channel: _Channel, calls: queue.SimpleQueue, main_thread: int) -> None:
     """Listen to the parent on a thread of its own, so that its end is noticed inside a collective too."""
-    try:
-        while True:
-            kind, content = channel.receive()
-            if kind == "where":
-                stack = frames_of(traceback.walk_stack(sys._current_frames()[main_thread]))
-                channel.send("where", stack[::-1])
-            else:
-                calls.put(content if kind == "call" else None)
-    except (EOFError, OSError):  # the parent is gone, without a word
-        shutil.rmtree(folder, ignore_errors=True)
-        if os.name == "posix":
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
+    while True:
+        kind, content = channel.receive()
+        if kind == "where":
+            innermost_first = list(traceback.walk_stack(sys._current_frames()[main_thread]))
+            channel.send("where", frames_of(reversed(innermost_first)))
+        else:
+            calls.put(content if kind == "call" else None)
 
 
 def _send_output_to(path: str) -> None:
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # whatever the call before put in their place
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
