@@ -7,13 +7,16 @@ story on one page. The folder works under any name: copy it into a project of yo
 from .cleanup import process_group
 from .data import eval_loader, load_dataset, train_loader
 from .environment import Environment, init_environment
+from .evaluation import evaluate
 from .failures import LaunchError
 from .history import History
-from .launch import Ranks, launch
+from .launch import launch
+from .live import LivePlot
 from .model import Net
-from .plots import LivePlot, plot_losses
+from .plots import plot_losses
+from .ranks import Ranks
 from .reporting import report
-from .training import Config, evaluate, train
+from .training import Config, train
 from .wrap import assert_replicas_agree, wrap
 
 __all__ = [

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from .environment import Environment
+from .preparation import prepare_digits, prepare_mnist
 
 
 class Images(Dataset):
@@ -55,7 +55,7 @@ def load_dataset(name: str = "digits", root: str | os.PathLike = "data") -> Spli
     MNIST's own files are looked for in ``root/MNIST/raw``. Raises ``ValueError`` for an unknown name, ``RuntimeError``
     when MNIST is neither there nor to be had, or damaged.
     """
-    prepare = {"digits": _digits, "mnist": _mnist}.get(name)
+    prepare = {"digits": prepare_digits, "mnist": prepare_mnist}.get(name)
     if prepare is None:
         raise ValueError(f"there is no data set {name!r}; choose 'digits' or 'mnist'")
     path = Path(root) / f"{name}.pt"
@@ -67,43 +67,6 @@ def load_dataset(name: str = "digits", root: str | os.PathLike = "data") -> Spli
             os.replace(Path(folder) / path.name, path)
     stored = torch.load(path, mmap=True)
     return Splits(*(Images(*stored[part], stored["mean"], stored["std"]) for part in ("train", "eval")))
-
-
-def _digits(root: Path) -> dict:
-    from sklearn.datasets import load_digits
-
-    scans = load_digits()  # 8 x 8 pixels from 0 to 16
-    images = torch.from_numpy(scans.images).float().unsqueeze(1) * (255 / 16)
-    images = F.pad(F.interpolate(images, size=(20, 20), mode="bilinear"), (4, 4, 4, 4)).round().to(torch.uint8)
-    labels = torch.from_numpy(scans.target).long()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same split for everybody
-    held_out, rest = order[:360], order[360:]
-    pixels = images[rest].float() / 255
-    parts = {"train": (images[rest], labels[rest]), "eval": (images[held_out], labels[held_out])}
-    return {**parts, "mean": pixels.mean().item(), "std": pixels.std().item()}
-
-
-def _mnist(root: Path) -> dict:
-    from torchvision.datasets import MNIST
-
-    raw = root / "MNIST" / "raw"
-    try:
-        train, held_out = (MNIST(root, train=part, download=True) for part in (True, False))
-        if any(len(part.data) != len(part.targets) for part in (train, held_out)):
-            raise ValueError("there must be as many images as labels")
-    except Exception as error:  # torchvision raises one kind for a missing network, several for damaged files
-        reason = " ".join(str(error).split())
-        names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-        if all((raw / name).exists() for name in names):
-            raise RuntimeError(f"the files in {raw} are damaged ({reason}): delete them and try again") from error
-        raise RuntimeError(
-            f"MNIST is not in {raw} and could not be downloaded ({reason}). Without a network use 'digits' instead"
-        ) from error
-    parts = {"train": train, "eval": held_out}
-    return {part: (each.data.unsqueeze(1), each.targets) for part, each in parts.items()} | {
-        "mean": 0.1307,
-        "std": 0.3081,
-    }
 
 
 def train_loader(dataset: Dataset, env: Environment, batch_size: int, seed: int = 0) -> DataLoader:

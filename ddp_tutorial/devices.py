@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from .environment import default_device, device_type
+from .environment import BACKEND, DEVICE, TIMEOUT, default_device, device_type
+from .rendezvous import STORE
 
 
 def choose(world_size: int | None, device: str | None, backend: str | None) -> tuple[int, str, str, str]:
@@ -53,3 +56,24 @@ def visible_devices(setting: str | None) -> dict[str, int]:
         return {kind.split(":")[0]: int(count)}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {accelerator.type: torch.accelerator.device_count()} if accelerator else {}
+
+
+def variables(world_size: int, device: str, backend: str, timeout: float, port: int, folder: Path) -> dict[str, str]:
+    """Return the environment for ranks: this process's own, with the variables that ``torchrun`` would set."""
+    # Variables of another launcher that this process inherited would send the ranks to a place that is not there.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    # Gloo would look the host's name up, which fails or takes seconds on many machines.
+    loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
+    if loopback and "GLOO_SOCKET_IFNAME" not in kept:
+        kept["GLOO_SOCKET_IFNAME"] = loopback.pop()
+    return kept | {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        DEVICE: device,
+        BACKEND: backend,
+        TIMEOUT: str(timeout),
+        STORE: str(folder),
+    }

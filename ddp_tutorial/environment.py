@@ -8,16 +8,16 @@ is a world of one. Taught in ``notebooks/01_environment.ipynb``.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-# ``launch`` sets these four for its ranks. The first three also work as settings under any other launcher.
-DEVICE, BACKEND, TIMEOUT, STORE = (f"DDP_TUTORIAL_{name}" for name in ("DEVICE", "BACKEND", "TIMEOUT", "STORE"))
-_groups_made: Counter[str] = Counter()
+from .rendezvous import meet, open_store
+
+# ``launch`` sets these for its ranks. They also work as settings under any other launcher.
+DEVICE, BACKEND, TIMEOUT = (f"DDP_TUTORIAL_{name}" for name in ("DEVICE", "BACKEND", "TIMEOUT"))
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def init_environment(
         torch.accelerator.set_device_index(local_rank)
     place = torch.device(device, local_rank) if on_accelerator else torch.device(device)
     limit = timedelta(seconds=timeout) if timeout else None
-    store = _open_store(rank, world_size, limit or timedelta(minutes=30))
-    _meet(store, rank, world_size, limit or timedelta(minutes=30))
+    store = open_store(rank, world_size, limit or timedelta(minutes=30))
+    meet("arrived", store, rank, world_size, limit or timedelta(minutes=30))
     dist.init_process_group(
         backend,
         store=store,
@@ -94,6 +94,8 @@ def init_environment(
         timeout=limit,
         device_id=place if on_accelerator else None,
     )
+    # A rank with little to do would be gone while a slower one still connects to it, which then fails.
+    meet("connected", store, rank, world_size, limit or timedelta(minutes=30))
     return Environment(rank, local_rank, world_size, place, backend)
 
 
@@ -114,39 +116,3 @@ def _place() -> tuple[int, int, int]:
             f"RANK={rank} and LOCAL_RANK={local_rank} must lie from 0 to WORLD_SIZE - 1 = {world_size - 1}"
         )
     return rank, local_rank, world_size
-
-
-def _open_store(rank: int, world_size: int, limit: timedelta) -> dist.Store:
-    folder = os.environ.get(STORE)
-    number = _groups_made[folder or ""]
-    _groups_made[folder or ""] += 1
-    if folder:  # Under `launch`: no port to choose, no name to look up. A used file would make a second group hang.
-        return dist.FileStore(os.path.join(folder, f"group-{number}"), world_size)
-    if world_size == 1:
-        return dist.HashStore()
-    try:
-        # world_size=1: the store itself shall not wait for the others. `_meet` does, and can say who is missing.
-        store, _, _ = next(iter(dist.rendezvous("env://", rank=rank, world_size=1, timeout=limit)))
-    except dist.DistNetworkError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise TimeoutError(
-            f"rank {rank} of {world_size} found no store at {address}, where rank 0 should be"
-        ) from error
-    return dist.PrefixStore(f"ddp_tutorial/{number}", store)
-
-
-def _meet(store: dist.Store, rank: int, world_size: int, limit: timedelta) -> None:
-    """Wait for every rank here, where a missing one can still be named; inside a collective it could not."""
-    arrived = [f"arrived/{other}" for other in range(world_size)]
-    store.set(arrived[rank], "yes")
-    try:
-        store.wait(arrived, limit)
-    except RuntimeError:  # a TCPStore raises DistStoreError, a FileStore its base class
-        missing = [other for other in range(world_size) if not store.check([arrived[other]])]
-        if not missing:
-            raise
-        raise TimeoutError(
-            f"rank {rank} of {world_size} waited {limit.total_seconds():g} s for "
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}, which did not arrive. "
-            f"Were {world_size} processes started, and did each of them get here?"
-        ) from None

@@ -53,7 +53,9 @@ class LaunchError(RuntimeError):
             for other in others:
                 seconds = (other.time - cause.time) / 1e9
                 when = f"{abs(seconds):.1f} s {'later' if seconds >= 0 else 'earlier'}"
-                parts.append(f"  rank {other.rank} {_one_line(other.what)} ({when})")
+                own = [line[2:] for line in other.traceback.splitlines() if line.startswith("> ")]
+                where = f", at {own[-1]}" if own else ""
+                parts.append(f"  rank {other.rank} {_one_line(other.what)} ({when}{where})")
         if cause.printed:
             parts.append(f"The last lines that rank {cause.rank} printed:")
             parts += [f"  {line}" for line in cause.printed]
@@ -99,4 +101,4 @@ def from_exit(rank: int, code: int) -> Failure:
 
 def _one_line(text: str) -> str:
     text = " ".join(re.sub(r"\[\S+:\d+\] ", "", text).split())  # the line in Gloo's own source helps nobody
-    return text if len(text) < 160 else text[:157] + "..."
+    return text if len(text) < 100 else text[:97] + "..."

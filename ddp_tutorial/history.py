@@ -57,7 +57,7 @@ class Recorder:
             report(total_steps=total_steps, world_size=env.world_size, global_batch=batch, device=env.device.type)
 
     def start_epoch(self, epoch: int) -> None:
-        self._epoch, self._first, self._seconds = epoch, len(self.history["steps"]), 0.0
+        self._epoch, self._seconds = epoch, 0.0
         self._sums = torch.zeros(self._env.world_size, 2, dtype=torch.float64)
         self._started = time.perf_counter()
 

@@ -5,10 +5,7 @@ Runs in the process that launched, never in a rank; matplotlib is imported when 
 
 from __future__ import annotations
 
-import io
 import os
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from .history import History, read_history
@@ -30,11 +27,12 @@ def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (8.0, 3.
     """Return a new figure of ``size`` inches and its axes. As the last value of a cell it is shown, once."""
     from matplotlib import pyplot
 
-    with pyplot.rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "savefig.dpi": 90}):
-        drawing, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
+    with pyplot.rc_context({"font.size": 10, "axes.titlesize": 11}):
+        drawing, axes = pyplot.subplots(rows, columns, figsize=size, dpi=90, layout="constrained")
     for one in drawing.axes:
         one.spines[["top", "right"]].set_visible(False)
         one.grid(axis="y", alpha=0.25)
+        one.set_axisbelow(True)
     pyplot.close(drawing)  # otherwise a notebook shows it a second time by itself
     return drawing, axes
 
@@ -77,74 +75,9 @@ def _draw_epochs(axes: Any, epochs: list[dict]) -> None:
         axes.set_title(f"{accuracy[-1]:.1f} % right after {numbers[-1]} epochs")
 
 
-class LivePlot:
-    """Give it to ``launch`` as ``on_event``: a bar and the curves move while the ranks train.
-
-    In a notebook one bar and one picture are redrawn in place; elsewhere it prints a line an epoch.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[dict] = []
-        self.epochs: list[dict] = []
-        self._start: dict = {}
-        self._begun = self._drawn = self._barred = 0.0
-        self._handles: list[Any] = []
-
-    def __call__(self, event: dict) -> None:
-        """Take in one record of a training, as ``report`` sent it."""
-        if "total_steps" in event:
-            self._start, self._begun = event, time.monotonic()
-            self.steps, self.epochs = [], []
-        elif "step" in event:
-            self.steps.append(event)
-        elif "eval_accuracy" in event:
-            self.epochs.append(event)
-        else:
-            return
-        last = bool(self.steps) and "epoch" in event and "step" not in event and self._done()
-        if _in_notebook():
-            self._show(last)
-        elif "eval_accuracy" in event:
-            print(epoch_line(event), flush=True)
-
-    def _done(self) -> bool:
-        return len(self.steps) >= self._start.get("total_steps", 0)
-
-    def _show(self, last: bool) -> None:
-        from IPython.display import HTML, Image, display
-
-        now = time.monotonic()
-        if not self._handles:
-            self._handles = [display(HTML(self._bar()), display_id=True), display(HTML(""), display_id=True)]
-        if last or now > self._barred + 0.1:
-            self._barred = now
-            self._handles[0].update(HTML(self._bar()))
-        if self.epochs and (last or now > self._drawn + 0.5):  # a picture costs a tenth of a second
-            self._drawn = now
-            picture = io.BytesIO()
-            plot_losses({"steps": self.steps, "epochs": self.epochs}).savefig(picture, format="png")
-            alt = f"Loss by step and accuracy by epoch; {epoch_line(self.epochs[-1])}"
-            self._handles[1].update(Image(picture.getvalue(), format="png", alt=alt))
-
-    def _bar(self) -> str:
-        done, total = len(self.steps), self._start.get("total_steps", 1)
-        seconds = time.monotonic() - self._begun
-        rate = done * self._start.get("global_batch", 0) / max(seconds, 1e-9)
-        left = "" if self._done() or not done else f", {seconds * (total - done) / done:.0f} s left"
-        text = f"step {done} of {total}, {rate:,.0f} samples a second{left}"
-        if self.epochs:
-            text += f"<br>{epoch_line(self.epochs[-1])}"
-        return f'<progress value="{done}" max="{total}" style="width: 24em"></progress> {text}'
-
-
 def epoch_line(epoch: dict) -> str:
     """Say in one line how an epoch went."""
     return (
         f"epoch {epoch['epoch']}: training loss {epoch['train_loss']:.4f}, held-out loss {epoch['eval_loss']:.4f}, "
         f"{epoch['eval_accuracy']:.1%} right, {epoch['samples_per_second']:,.0f} samples/s"
     )
-
-
-def _in_notebook() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")

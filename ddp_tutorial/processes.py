@@ -11,7 +11,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import connection
@@ -21,6 +20,7 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from . import worker
+from .interrupts import interrupts_held
 
 
 class Processes:
@@ -34,7 +34,7 @@ class Processes:
             raise OSError(
                 f"no room for the ranks' files ({error}); set TMPDIR to a folder that is writable and not full"
             ) from None
-        pairs = [mp.Pipe() for _ in range(world_size)]
+        pairs = [connection.Pipe() for _ in range(world_size)]
         self.pipes = [ours for ours, _ in pairs]
         self.ready: set[int] = set()  # ranks that have imported what they need and wait for calls
         try:
@@ -89,26 +89,6 @@ class Processes:
         end, left = time.monotonic() + seconds, {process.sentinel for process in self.processes}
         while left and (remaining := end - time.monotonic()) > 0:
             left -= set(connection.wait(left, timeout=remaining))
-
-
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold back an interrupt (Ctrl-C, the stop button) until the block is over, also in processes started in it."""
-    in_main = threading.current_thread() is threading.main_thread()
-    pending = []
-    if in_main:
-        previous = signal.signal(signal.SIGINT, lambda *_: pending.append(True))
-    if os.name == "posix":
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        if os.name == "posix":
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if in_main:
-            signal.signal(signal.SIGINT, previous or signal.SIG_DFL)
-            if pending:
-                signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager

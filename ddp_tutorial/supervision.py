@@ -5,7 +5,6 @@ Taught in ``notebooks/07_launch_and_plot.ipynb``.
 
 from __future__ import annotations
 
-import json
 import pickle
 import time
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from multiprocessing import connection
 from typing import Any
 
 from .door import Door
-from .failures import Failure, LaunchError, from_description, from_exit
+from .failures import Failure, LaunchError, from_description
+from .inquest import exit_of, name_the_silent
 from .output import Output
 from .processes import Processes
-from .traces import is_library, show_frames
 
 GRACE = 1.0  # seconds to hear what other ranks suffered, once the cause is known
 SEARCH = 3.0  # seconds to hear of the cause, while only its consequences are known
@@ -32,10 +31,11 @@ class Call:
         self.folder.mkdir()
         self.outputs = [Output(rank, processes.folder / f"{rank}-{number}.txt") for rank in range(self.size)]
         self.results: dict[int, Any] = {}
+        self.returned: dict[int, int] = {}  # when, in nanoseconds since 1970
         self.files: dict[str, str] = {}  # the reader's source files that the ranks have imported
         self.failures: dict[int, Failure] = {}
         self.stacks: dict[int, list] = {}
-        self.first_result = self.first_failure = 0.0
+        self.first_result = self.first_failure = self.last_event = 0.0
         self.door = Door()
 
     def run(self) -> list[Any]:
@@ -43,11 +43,11 @@ class Call:
         self.started = time.monotonic()
         try:
             while len(self.results) < self.size and not self._given_up():
-                self._listen(0.05)
+                self.listen(0.05)
                 for output in self.outputs:
                     output.show()
             if len(self.results) < self.size:
-                self._name_the_silent()
+                name_the_silent(self)
         finally:
             self.door.close()
         for output in self.outputs:
@@ -68,11 +68,11 @@ class Call:
         if self.results:
             # The others get the time that ranks wait for one another, and a little more: a collective that nobody
             # joins has a better error of its own by then.
-            return now > self.first_result + self.timeout + SEARCH
+            return now > max(self.first_result, self.last_event) + self.timeout + SEARCH
         # A rank takes seconds to start, up to a minute on a busy machine.
         return not self.processes.all_ready and now > self.started + max(self.timeout, 60)
 
-    def _listen(self, seconds: float) -> None:
+    def listen(self, seconds: float) -> None:
         """Wait until a rank says something or ends, for ``seconds`` at most, and take it in."""
         alive = [rank for rank in range(self.size) if rank not in self.failures]
         pipes = {self.processes.pipes[rank]: rank for rank in alive}
@@ -83,7 +83,7 @@ class Call:
             elif source in exits:
                 while self._hear(exits[source]):  # its last words may still be in the pipe
                     pass
-                self._fail(self._exit_of(exits[source]))
+                self._fail(exit_of(self, exits[source]))
             else:
                 self.door.open()
 
@@ -99,6 +99,7 @@ class Call:
         if kind == "event" and self.on_event is not None:
             self.outputs[rank].show()  # what was printed before the report appears before it
             self.on_event({"rank": rank, **content})
+            self.last_event = time.monotonic()  # a slow on_event is not the rank's fault
         elif kind == "ready":
             self.processes.ready.add(rank)
         elif kind == "where":
@@ -107,6 +108,7 @@ class Call:
             self._fail(from_description(rank, content))
         elif kind == "done":
             self.first_result = self.first_result or time.monotonic()
+            self.returned[rank] = time.time_ns()
             self.files |= content[1]
             try:
                 self.results[rank] = pickle.loads(content[0])
@@ -118,37 +120,3 @@ class Call:
     def _fail(self, failure: Failure) -> None:
         self.first_failure = self.first_failure or time.monotonic()
         self.failures.setdefault(failure.rank, failure)
-
-    def _exit_of(self, rank: int) -> Failure:
-        self.processes.processes[rank].join()
-        failure = from_exit(rank, self.processes.processes[rank].exitcode)
-        if rank not in self.processes.ready:
-            failure.what += ", before it was ready: its own message is above"
-        written = self.folder / f"error-{rank}.json"
-        if written.exists():  # it wrote its error down and died while cleaning up
-            told = json.loads(written.read_text())["message"]
-            failure.what = f"raised {told['message']} and then {failure.what}"
-            failure.traceback, failure.time = told["extraInfo"]["py_callstack"], written.stat().st_mtime_ns
-        return failure
-
-    def _name_the_silent(self) -> None:
-        """Say of each rank that has neither failed nor returned where it is: the others may have waited for it."""
-        silent = set(range(self.size)) - self.failures.keys() - self.results.keys()
-        for rank in silent:
-            self.processes.send(rank, "where")
-        end = time.monotonic() + 1
-        while not self.stacks.keys() | self.failures.keys() >= silent and time.monotonic() < end:
-            self._listen(0.05)
-        unexplained = all(failure.symptom for failure in self.failures.values())
-        for rank in silent - self.failures.keys():
-            stack = self.stacks.get(rank, [])
-            waits = bool(stack) and is_library(stack[-1][0]) and "torch" in stack[-1][0]  # most likely in a collective
-            what = "was waiting for other ranks" if waits else "was still running"
-            if unexplained and not waits:
-                what = "did not arrive where the others waited for it" if self.failures else "has not returned"
-            self.failures[rank] = Failure(
-                rank, what, traceback=show_frames(stack), symptom=waits or not unexplained, time=time.time_ns()
-            )
-        if unexplained and self.results and any(failure.symptom for failure in self.failures.values()):
-            for rank in self.results.keys() - self.failures.keys():
-                self.failures[rank] = Failure(rank, "had returned while others still waited for it")

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Subset
 
 from .cleanup import process_group
 from .data import Splits, eval_loader, load_dataset, train_loader
 from .environment import Environment
+from .evaluation import evaluate, to_device
 from .history import History, Recorder
 from .model import Net
 from .wrap import assert_replicas_agree, wrap
@@ -77,7 +77,7 @@ def train(config: Config = Config(), model: nn.Module | None = None, data: Split
             recorder.start_epoch(epoch)
             model.train()
             for inputs, targets in loader:
-                inputs, targets = _to_device(inputs, targets, loader, env)
+                inputs, targets = to_device(inputs, targets, loader, env)
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), targets)
                 loss.backward()  # gradients are averaged over the ranks in here
@@ -88,46 +88,6 @@ def train(config: Config = Config(), model: nn.Module | None = None, data: Split
         assert_replicas_agree(model)
         recorder.save(model.module)
         return recorder.history
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, loader: DataLoader, env: Environment) -> tuple[float, float]:
-    """Return mean loss and accuracy (0 to 1) over all samples of all ranks, exact for any number of them.
-
-    A collective: every rank calls it with its own :func:`eval_loader`. Raises ``ValueError`` if there is no sample.
-    """
-    # The module itself: ranks may have different numbers of batches here, and a forward through the wrapper
-    # broadcasts the buffers of a BatchNorm, so the rank with one batch more would wait for ever.
-    module = getattr(model, "module", model)
-    was_training = module.training
-    module.eval()
-    for buffer in module.buffers():
-        # BatchNorm's statistics are each rank's own since the last step. Rank 0's count, as in DDP's next forward.
-        dist.broadcast(buffer, src=0)
-    sums = torch.zeros(3, dtype=torch.float64, device=env.device)
-    for inputs, targets in loader:
-        inputs, targets = _to_device(inputs, targets, loader, env)
-        outputs = module(inputs)
-        correct = (outputs.argmax(dim=1) == targets).sum()
-        sums += torch.stack([F.cross_entropy(outputs, targets, reduction="sum"), correct, len(targets) + 0 * correct])
-    module.train(was_training)
-    dist.all_reduce(sums)  # sums first, one division at the end: a mean of means is wrong for unequal shares
-    loss, correct, count = sums.tolist()
-    if not count:
-        raise ValueError("there is no sample to evaluate on")
-    return loss / count, correct / count
-
-
-def _to_device(
-    inputs: torch.Tensor, targets: torch.Tensor, loader: DataLoader, env: Environment
-) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = inputs.to(env.device, non_blocking=True)
-    # Images travel as bytes, a quarter of the floats they become; other data sets hand out floats themselves.
-    dataset = loader.dataset
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    normalise = getattr(dataset, "normalise", None)
-    return inputs if normalise is None else normalise(inputs), targets.to(env.device, non_blocking=True)
 
 
 def _load_once_per_machine(config: Config, env: Environment) -> Splits:

@@ -9,51 +9,23 @@ import os
 import pickle
 import queue
 import random
-import shutil
 import signal
 import sys
 import threading
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from .channel import Channel
 from .environment import TIMEOUT
 from .failures import describe
 from .reporting import listen
 from .sending import dumps
 from .sources import own_files
 from .traces import frames_of
-
-
-class _Channel:
-    """This rank's end of the pipe to the parent; two threads may write to it."""
-
-    def __init__(self, pipe: Connection, folder: str) -> None:
-        self._pipe, self._lock, self._folder = pipe, threading.Lock(), folder
-
-    def send(self, kind: str, content: Any = None) -> None:
-        try:
-            with self._lock:
-                self._pipe.send((kind, content))
-        except OSError:
-            self._abandoned()
-
-    def receive(self) -> tuple[str, Any]:
-        try:
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            self._abandoned()
-
-    def _abandoned(self) -> NoReturn:
-        """The parent is gone, without a word: remove what it left, and end with all processes of this rank."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if os.name == "posix":
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
 
 
 def main(rank: int, pipes: list[Connection], folder: str) -> None:
@@ -79,7 +51,7 @@ def _serve(rank: int, pipes: list[Connection], folder: str) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         # Otherwise every rank takes all cores, and they spend their time taking them from one another.
         torch.set_num_threads(max(1, torch.get_num_threads() // len(pipes)))
-    channel, calls = _Channel(pipes[rank], folder), queue.SimpleQueue()
+    channel, calls = Channel(pipes[rank], folder), queue.SimpleQueue()
     listen(lambda record: channel.send("event", record))
     threading.Thread(target=_attend, args=(channel, calls, threading.get_ident()), daemon=True).start()
     channel.send("ready")
@@ -90,7 +62,7 @@ def _serve(rank: int, pipes: list[Connection], folder: str) -> None:
         _answer(channel, call)
 
 
-def _answer(channel: _Channel, call: dict) -> None:
+def _answer(channel: Channel, call: dict) -> None:
     try:
         fn, args = pickle.loads(call["payload"])
         result = fn(*args)
@@ -109,6 +81,8 @@ def _start_afresh(rank: int, call: dict, threads: int) -> None:
     """Make a process that has served before indistinguishable from a new one, as far as that goes."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    # A group that failed to form has counted all the same, on its rank alone, and the next would have two names.
+    dist.distributed_c10d._world.group_count = 0
     os.environ.clear()
     os.environ.update(call["environ"], RANK=str(rank), LOCAL_RANK=str(rank))
     # A script that names no timeout would otherwise wait half an hour for a rank that does not come.
@@ -125,7 +99,7 @@ def _start_afresh(rank: int, call: dict, threads: int) -> None:
     torch.set_grad_enabled(True)
 
 
-def _attend(channel: _Channel, calls: queue.SimpleQueue, main_thread: int) -> None:
+def _attend(channel: Channel, calls: queue.SimpleQueue, main_thread: int) -> None:
     """Listen to the parent on a thread of its own, so that its end is noticed inside a collective too."""
     while True:
         kind, content = channel.receive()

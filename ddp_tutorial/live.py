@@ -1,0 +1,77 @@
+"""A bar and curves that move while the ranks train. Taught in ``notebooks/07_launch_and_plot.ipynb``."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from typing import Any
+
+from .plots import epoch_line, plot_losses
+
+
+class LivePlot:
+    """Give it to ``launch`` as ``on_event``: a bar and the curves move while the ranks train.
+
+    In a notebook one bar and one picture are redrawn in place; elsewhere it prints a line an epoch.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[dict] = []
+        self.epochs: list[dict] = []
+        self._start: dict = {}
+        self._begun = self._drawn = self._barred = self._cost = 0.0
+        self._handles: list[Any] = []
+
+    def __call__(self, event: dict) -> None:
+        """Take in one record of a training, as ``report`` sent it."""
+        if "total_steps" in event:
+            self._start, self._begun = event, time.monotonic()
+            self.steps, self.epochs = [], []
+        elif "step" in event:
+            self.steps.append(event)
+        elif "eval_accuracy" in event:
+            self.epochs.append(event)
+        else:
+            return
+        last = bool(self.steps) and "epoch" in event and "step" not in event and self._done()
+        if _in_notebook():
+            self._show(last)
+        elif "eval_accuracy" in event:
+            print(epoch_line(event), flush=True)
+
+    def _done(self) -> bool:
+        return len(self.steps) >= self._start.get("total_steps", 0)
+
+    def _show(self, last: bool) -> None:
+        from IPython.display import HTML, Image, display
+
+        now = time.monotonic()
+        if not self._handles:
+            self._handles = [display(HTML(self._bar()), display_id=True), display(HTML(""), display_id=True)]
+        if last or now > self._barred + 0.1:
+            self._barred = now
+            self._handles[0].update(HTML(self._bar()))
+        # A picture costs a tenth of a second, on a busy machine more; at most a fifth of the time goes into pictures.
+        if self.epochs and (last or now > self._drawn + max(0.5, 4 * self._cost)):
+            picture = io.BytesIO()
+            plot_losses({"steps": self.steps, "epochs": self.epochs}).savefig(picture, format="png")
+            alt = f"Loss by step and accuracy by epoch; {epoch_line(self.epochs[-1])}"
+            self._handles[1].update(Image(picture.getvalue(), format="png", alt=alt))
+            self._drawn = time.monotonic()
+            self._cost = self._drawn - now
+
+    def _bar(self) -> str:
+        done, total = len(self.steps), self._start.get("total_steps", 1)
+        seconds = time.monotonic() - self._begun
+        rate = done * self._start.get("global_batch", 0) / max(seconds, 1e-9)
+        left = "" if self._done() or not done else f", {seconds * (total - done) / done:.0f} s left"
+        text = f"step {done} of {total}, {rate:,.0f} samples a second{left}"
+        if self.epochs:
+            text += f"<br>{epoch_line(self.epochs[-1])}"
+        return f'<progress value="{done}" max="{total}" style="width: 24em"></progress> {text}'
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")

@@ -1,0 +1,77 @@
+import pytest
+
+from ddp_tutorial import LivePlot, live
+from ddp_tutorial.plots import epoch_line
+
+
+def history(steps=4, ranks=2, epochs=2):
+    losses = [[2.0 / step + 0.1 * rank for rank in range(ranks)] for step in range(1, steps + 1)]
+    return {
+        "steps": [
+            {"step": number, "epoch": 1, "train_loss": sum(loss) / ranks, "train_loss_by_rank": loss}
+            for number, loss in enumerate(losses, start=1)
+        ],
+        "epochs": [
+            {
+                "epoch": number,
+                "train_loss": 1.0,
+                "train_loss_by_rank": [1.0] * ranks,
+                "eval_loss": 0.5,
+                "eval_accuracy": 0.4 + number / 10,
+                "seconds": 1.5,
+                "samples_per_second": 1000.0,
+            }
+            for number in range(1, epochs + 1)
+        ],
+    }
+
+
+def events(told):
+    start = {"total_steps": len(told["steps"]), "world_size": 2, "global_batch": 128, "device": "cpu"}
+    return [{"rank": 0, **event} for event in [start, *told["steps"], *told["epochs"][:1]]]
+
+
+def test_outside_a_notebook_a_live_plot_prints_a_line_an_epoch(capsys):
+    plot = LivePlot()
+    for event in [{"rank": 1, "own": "record"}, *events(history())]:
+        plot(event)
+    assert capsys.readouterr().out == epoch_line(history()["epochs"][0]) + "\n"
+
+
+class Handle:
+    """Stands for what ``display(..., display_id=True)`` returns."""
+
+    def __init__(self, shown, content):
+        self.shown, self.contents = shown, [content]
+        shown.append(self)
+
+    def update(self, content):
+        self.contents.append(content)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a notebook would show."""
+    display = pytest.importorskip("IPython.display")
+    handles = []
+    monkeypatch.setattr(live, "_in_notebook", lambda: True)
+    monkeypatch.setattr(display, "display", lambda content, display_id: Handle(handles, content))
+    return handles
+
+
+def test_in_a_notebook_one_bar_and_one_picture_are_redrawn_in_place(shown):
+    plot = LivePlot()
+    for _ in range(2):  # the same object again shows the second training in the place of the first
+        for event in events(history()):
+            plot(event)
+        bar, picture = shown
+        assert 'value="4" max="4"' in bar.contents[-1].data
+        assert epoch_line(history()["epochs"][0]) in bar.contents[-1].data
+        assert picture.contents[-1].data.startswith(b"\x89PNG")
+
+
+def test_a_training_that_failed_early_leaves_a_bar_where_it_stopped(shown):
+    plot = LivePlot()
+    for event in events(history(steps=100))[:2]:
+        plot(event)
+    assert 'max="100"' in shown[0].contents[-1].data
