@@ -14,7 +14,10 @@ import torch.distributed as dist
 from .traces import frames_of, show_frames
 
 # What a rank raises because another one has left, or has not come. Gloo and NCCL use RuntimeError for it.
-_OF_ANOTHER_RANK = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket [Tt]imeout")
+_OF_ANOTHER_RANK = re.compile(
+    r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket [Tt]imeout|Application timeout"
+    r"|failed to pass monitoredBarrier"
+)
 _USUAL_REASON = {
     "SIGKILL": ": often the system was out of memory; try a smaller batch, fewer ranks or fewer workers",
     "SIGSEGV": ": a crash in compiled code, an extension module for example",

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import connection
@@ -22,15 +23,21 @@ import torch.multiprocessing as mp
 from . import worker
 from .interrupts import interrupts_held
 
+_one_at_a_time = threading.Lock()  # two threads that start processes would hide, and restore, each other's names
+
 
 class Processes:
     """``world_size`` fresh processes that wait for calls. ``stop`` ends them and removes what they used."""
 
     def __init__(self, world_size: int, import_roots: list[str]) -> None:
+        self.processes, self._error_files = [], []
+        self.folder = None
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="ddp_tutorial-"))
             (self.folder / "room").write_bytes(bytes(65536))
         except OSError as error:
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
             raise OSError(
                 f"no room for the ranks' files ({error}); set TMPDIR to a folder that is writable and not full"
             ) from None
@@ -41,11 +48,9 @@ class Processes:
             with interrupts_held(), _seen_by_children(import_roots):
                 arguments = ([theirs for _, theirs in pairs], str(self.folder))
                 context = mp.spawn(worker.main, arguments, nprocs=world_size, join=False)
-            self.processes, self._error_files = context.processes, context.error_files
+                self.processes, self._error_files = context.processes, context.error_files
         except BaseException:
-            # Processes that did start see their pipe close, and end.
-            self.processes, self._error_files = [], []
-            self.stop()
+            self.stop()  # if not all could be started, the others see their pipe close, and end
             raise
         finally:
             for _, theirs in pairs:
@@ -99,17 +104,19 @@ def _seen_by_children(import_roots: list[str]) -> Iterator[None]:
     would start over, and in a notebook a variable ``__file__`` would be taken for that file. What ``__main__`` defines
     travels by value, so it need not run. Relative entries of ``sys.path`` mean another folder after a ``%cd``.
     """
-    main, path = sys.modules["__main__"], list(sys.path)
-    hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-    sys.path[:] = paths_for_ranks(import_roots)
-    for name in hidden:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-        for name, value in hidden.items():
-            setattr(main, name, value)
+    with _one_at_a_time:
+        main, path, method = sys.modules["__main__"], list(sys.path), mp.get_start_method(allow_none=True)
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+        sys.path[:] = paths_for_ranks(import_roots)
+        for name in hidden:
+            setattr(main, name, None)
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            for name, value in hidden.items():
+                setattr(main, name, value)
+            mp.set_start_method(method, force=True)  # starting a process settles it, and only the reader may do that
 
 
 def paths_for_ranks(import_roots: list[str]) -> list[str]:

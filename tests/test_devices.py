@@ -5,7 +5,7 @@ import torch
 from support import devices
 
 from ddp_tutorial import Ranks, launch
-from ddp_tutorial.devices import choose, visible_devices
+from ddp_tutorial.devices import choose, variables, visible_devices
 
 CPU_ONLY = pytest.mark.skipif("cuda" in devices(), reason="for machines without a GPU")
 HAS_GPU = pytest.mark.skipif("cuda" not in devices(), reason="needs a GPU")
@@ -74,8 +74,19 @@ def test_a_gpu_that_was_hidden_after_cuda_was_used_is_not_counted(monkeypatch):
 def test_what_was_chosen_is_said_once(capsys):
     with Ranks() as ranks:
         for _ in range(2):
-            ranks.run(os.getpid)
+            assert len(ranks.run(os.getpid)) == choose(None, None, None)[0]
     said = capsys.readouterr().out
     number = f"{ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}"
     assert said.startswith(f"{number} on {ranks.device} ({ranks.backend})")
     assert said.count("\n") == 1
+
+
+def test_ranks_get_the_variables_of_torchrun_and_none_of_another_launcher(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another launcher's")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    given = variables(2, "cpu", "gloo", 5.0, 1234, tmp_path)
+    assert "TORCHELASTIC_RUN_ID" not in given
+    expected = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    assert expected.items() <= given.items()
+    assert given["GLOO_SOCKET_IFNAME"] == "eth7", "what the reader chose stays"

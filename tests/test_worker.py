@@ -85,7 +85,7 @@ def test_a_rank_has_the_variables_of_torchrun(name, two):
 
 def test_a_rank_imports_no_plotting_and_no_data_package():
     """What a rank imports, every launch waits for."""
-    heavy = {"matplotlib", "sklearn", "torchvision", "IPython", "tqdm"}
+    heavy = {"matplotlib", "sklearn", "torchvision", "IPython", "pytest"}
 
     def imported():
         return sorted(heavy & sys.modules.keys())
