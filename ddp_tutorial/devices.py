@@ -23,11 +23,12 @@ def choose(world_size: int | None, device: str | None, backend: str | None) -> t
     """Return world size, type of device, backend, and the reason, or raise ``ValueError`` for what cannot work here."""
     if world_size is not None and (type(world_size) is not int or world_size < 1):
         raise ValueError(f"world_size must be a whole number from 1 up, not {world_size!r}")
-    if device is None:
-        device, reason = default_device()
-    else:
+    if device is not None:
         device, reason = device_type(device), "as asked"
-    present = 0 if device == "cpu" else visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")).get(device, 0)
+    visible = {} if device == "cpu" else visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if device is None:
+        device, reason = default_device(visible)
+    present = visible.get(device, 0)
     if device != "cpu" and not present:
         raise ValueError(f"no {device} device is visible; device='cpu' works everywhere")
     if world_size is None:
@@ -43,13 +44,18 @@ def choose(world_size: int | None, device: str | None, backend: str | None) -> t
     return world_size, device, backend, reason
 
 
+_at_import = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 @functools.cache
 def visible_devices(setting: str | None) -> dict[str, int]:
     """Return ``{type: count}`` of the accelerators that a fresh process sees with ``CUDA_VISIBLE_DEVICES=setting``.
 
-    A process that has used CUDA keeps the count from then, whatever the variable says now; its ranks do not.
+    A process that has used or counted GPUs may keep the count from then, whatever the variable says now; its ranks do
+    not. So a new value is tried out in a new process.
     """
-    if torch.cuda.is_initialized():
+    changed = setting != _at_import and torch.accelerator.current_accelerator() is not None
+    if torch.cuda.is_initialized() or changed:
         code = "import torch; a = torch.accelerator; print(a.current_accelerator(True), a.device_count())"
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         kind, count = answer.split()[-2:]

@@ -36,14 +36,20 @@ class Environment:
         return self.rank == 0
 
 
-def default_device() -> tuple[str, str]:
-    """Return the type of device that ranks train on here, ``"cuda"`` or ``"cpu"`` for example, and the reason."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return "cpu", "no GPU is visible"
-    if dist.get_default_backend_for_device(accelerator) == "gloo":  # Apple's MPS: tensors there cannot be all-reduced
-        return "cpu", f"{accelerator.type} has no backend for DDP"
-    return accelerator.type, f"{torch.accelerator.device_count()} visible"
+def default_device(visible: dict[str, int] | None = None) -> tuple[str, str]:
+    """Return the type of device that ranks train on here, ``"cuda"`` or ``"cpu"`` for example, and the reason.
+
+    ``visible`` is ``{type: count}``; None takes what this process sees.
+    """
+    if visible is None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        visible = {accelerator.type: torch.accelerator.device_count()} if accelerator else {}
+    for kind, count in visible.items():
+        if count and dist.get_default_backend_for_device(kind) == "gloo":  # Apple's MPS: no all-reduce of tensors there
+            return "cpu", f"{kind} has no backend for DDP"
+        if count:
+            return kind, f"{count} visible"
+    return "cpu", "no GPU is visible"
 
 
 def device_type(device: str | torch.device) -> str:

@@ -36,6 +36,7 @@ class Failure:
     traceback: str = ""
     time: int = field(default_factory=time.time_ns)
     symptom: bool = False
+    in_cleanup: bool = False  # a symptom that came while the rank dealt with an error of its own
     printed: list[str] = field(default_factory=list)  # the last lines that the rank printed
 
 
@@ -43,7 +44,7 @@ class LaunchError(RuntimeError):
     """A rank failed. The message starts with the one that failed first; ``failures`` has all, the cause in front."""
 
     def __init__(self, failures: list[Failure]) -> None:
-        self.failures = sorted(failures, key=lambda failure: (failure.symptom, failure.time))
+        self.failures = sorted(failures, key=lambda failure: (failure.symptom, not failure.in_cleanup, failure.time))
         super().__init__(self.failures)
 
     def __str__(self) -> str:
@@ -67,19 +68,21 @@ class LaunchError(RuntimeError):
 
 def describe(error: BaseException) -> dict:
     """Turn an exception into plain values, in the rank, where its class and its traceback exist."""
-    links, seen, link, symptom = [], set(), error, False
+    links, seen, link, symptoms = [], set(), error, []
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         text = "".join(traceback.format_exception_only(type(link), link)).strip()
-        # Wherever it is in the chain: "training failed" raised from "connection closed" has the same cause.
-        symptom |= isinstance(link, dist.DistError | TimeoutError)
-        symptom |= isinstance(link, RuntimeError) and bool(_OF_ANOTHER_RANK.search(text))
+        of_another = isinstance(link, RuntimeError) and bool(_OF_ANOTHER_RANK.search(text))
+        symptoms.append(of_another or isinstance(link, dist.DistError | TimeoutError))
         links.append((text, frames_of(traceback.walk_tb(link.__traceback__))))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     # Its own time is that of writing it down: cleaning up, which comes after, is what makes the other ranks fail.
     written = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     moment = os.stat(written).st_mtime_ns if os.path.exists(written) else time.time_ns()
-    return {"type": type(error).__name__, "links": links[::-1], "symptom": symptom, "time": moment}
+    # A timeout while an error of this rank's own was dealt with: more likely the culprit than a plain timeout is, but
+    # not for sure. The error may have been a harmless one.
+    kind = {"symptom": any(symptoms), "in_cleanup": any(symptoms) and not symptoms[-1]}
+    return {"type": type(error).__name__, "links": links[::-1], "time": moment, **kind}
 
 
 def from_description(rank: int, told: dict) -> Failure:
@@ -88,7 +91,9 @@ def from_description(rank: int, told: dict) -> Failure:
     parts = [f"{show_frames(earlier)}\n  {earlier_text}\nwhich led to:" for earlier_text, earlier in before]
     trace = "\n".join([*parts, show_frames(frames)])
     what = f"left by sys.exit ({text})" if told["type"] == "SystemExit" else f"raised {text}"
-    return Failure(rank, what, told["type"], trace, told["time"], told["symptom"])
+    if told["in_cleanup"]:
+        what = f"raised {before[0][0]} and then {text}"
+    return Failure(rank, what, told["type"], trace, told["time"], told["symptom"], told["in_cleanup"])
 
 
 def from_exit(rank: int, code: int) -> Failure:

@@ -22,11 +22,7 @@ def exit_of(call: Call, rank: int) -> Failure:
     failure = from_exit(rank, call.processes.processes[rank].exitcode)
     if rank not in call.processes.ready:
         failure.what += ", before it was ready: its own message is above"
-    written = call.folder / f"error-{rank}.json"
-    if written.exists():  # it wrote its error down and died while cleaning up
-        told = json.loads(written.read_text())["message"]
-        failure.what = f"raised {told['message']} and then {failure.what}"
-        failure.traceback, failure.time = told["extraInfo"]["py_callstack"], written.stat().st_mtime_ns
+    _add_what_was_written(call, failure)
     return failure
 
 
@@ -48,7 +44,18 @@ def name_the_silent(call: Call) -> None:
         call.failures[rank] = Failure(
             rank, what, traceback=show_frames(stack), symptom=waits or not unexplained, time=time.time_ns()
         )
+        _add_what_was_written(call, call.failures[rank])
     if unexplained and call.results and any(failure.symptom for failure in call.failures.values()):
         for rank in call.results.keys() - call.failures.keys():
             what = "had returned while others still waited for it"
             call.failures[rank] = Failure(rank, what, time=call.returned[rank])
+
+
+def _add_what_was_written(call: Call, failure: Failure) -> None:
+    """Put the error in front that the rank wrote down before it died, or hung, while cleaning up."""
+    written = call.folder / f"error-{failure.rank}.json"
+    if written.exists():
+        told = json.loads(written.read_text())["message"]
+        where = f"\nwhere it was in the end:\n{failure.traceback}" if failure.traceback else ""
+        failure.what = f"raised {told['message']} and then {failure.what}"
+        failure.traceback, failure.time = told["extraInfo"]["py_callstack"] + where, written.stat().st_mtime_ns
