@@ -1,10 +1,12 @@
 """The ends that only a process of its own can show: an interrupt, a kill, an exit."""
 
+import errno
 import os
 import signal
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from support import all_gone, start, wait_until
@@ -116,10 +118,20 @@ for one in ranks:
     assert nothing_left(folder, pids)
 
 
-def test_a_full_or_missing_folder_of_temporary_files_is_named(monkeypatch):
+def test_a_missing_folder_of_temporary_files_is_named(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/does/not/exist")
     with pytest.raises(OSError, match="no room for the ranks' files.*set TMPDIR"):
         Ranks(world_size=1, device="cpu").run(os.getpid)
+
+
+def test_a_full_folder_of_temporary_files_is_named_and_left_as_it_was(temp, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no room for the ranks' files.*No space left.*set TMPDIR"):
+        Ranks(world_size=1, device="cpu").run(os.getpid)
+    assert list(temp.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
