@@ -76,3 +76,8 @@ def no_processes(monkeypatch):
         pytest.fail("a process was started")
 
     monkeypatch.setattr("torch.multiprocessing.spawn", spawn)
+
+
+def pytest_collection_modifyitems(items):
+    """The count of what all the launches left comes last."""
+    items.sort(key=lambda item: "test_leaks" in item.nodeid)

@@ -138,6 +138,18 @@ def waits_for_others_in_the_cleanup():
         dist.destroy_process_group()
 
 
+def never_arrives_where_another_handles_an_error():
+    """Python ties rank 0's timeout to the error that it was handling, which is not the cause."""
+    tell_pid()
+    with process_group() as env:
+        if env.rank == 1:
+            time.sleep(1000)
+        try:
+            {}["nothing saved yet"]
+        except KeyError:
+            dist.barrier()
+
+
 def hangs_while_cleaning_up():
     tell_pid()
     try:
@@ -187,6 +199,7 @@ FAULTS = {
     "a collective in the cleanup": (waits_for_others_in_the_cleanup, f"{CAUSE} and then RuntimeError: "),
     "hangs while cleaning up": (hangs_while_cleaning_up, f"{CAUSE} and then {NOT_THERE}$"),
     "dies while cleaning up": (dies_while_cleaning_up, f"{CAUSE} and then was killed by SIGKILL"),
+    "another handles an error": (never_arrives_where_another_handles_an_error, f"{NOT_THERE}$"),
     "sys.exit": (waiting(lambda: sys.exit(0)), "left by sys.exit .*0"),
     "os._exit": (waiting(lambda: os._exit(0)), "left with exit code 0 and without a result"),
     "killed": (waiting(is_killed), "was killed by SIGKILL: often the system was out of memory"),
