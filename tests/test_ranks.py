@@ -1,4 +1,5 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,14 @@ def test_closed_ranks_are_gone_and_start_again(temp):
         second = ranks.run(os.getpid)
     assert second != first
     assert all_gone(second) and list(temp.iterdir()) == []
+
+
+def test_ranks_outlive_the_thread_that_started_them():
+    """Linux tells a process when the thread that started it ends, and torch has it stop then."""
+    with Ranks(world_size=1, device="cpu") as ranks, ThreadPoolExecutor(1) as thread:
+        pids = thread.submit(ranks.run, os.getpid).result()
+        thread.shutdown()
+        assert ranks.run(os.getpid) == pids
 
 
 def test_forgotten_ranks_are_ended(temp):

@@ -1,6 +1,7 @@
 import io
 import os
 import random
+import signal
 import sys
 
 import pytest
@@ -91,3 +92,13 @@ def test_a_rank_imports_no_plotting_and_no_data_package():
         return sorted(heavy & sys.modules.keys())
 
     assert launch(imported, world_size=1, device="cpu") == [[]]
+
+
+def test_an_interrupt_does_not_reach_a_rank(two):
+    """The launching process alone decides what it means."""
+
+    def interrupt_itself():
+        os.kill(os.getpid(), signal.SIGINT)
+        return "still here"
+
+    assert two.run(interrupt_itself) == ["still here"] * 2
