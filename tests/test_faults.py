@@ -19,6 +19,8 @@ from torch import nn
 
 from ddp_tutorial import LaunchError, Ranks, process_group, report, wrap
 
+pytestmark = pytest.mark.faults
+
 TIMEOUT = 3.0
 
 

@@ -12,6 +12,8 @@ import pytest
 from support import environment, python
 from test_kernel import Kernel
 
+pytestmark = pytest.mark.faults
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's namespaces")
 
 BASE = """

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import KernelManager
 
+pytestmark = pytest.mark.faults
+
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = f"""
 import os, pathlib, sys, time

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddp_tutorial import LaunchError, Ranks, launch, process_group
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")]
 
 
 def works():

@@ -6,7 +6,10 @@ import sys
 import time
 
 import nbformat
+import pytest
 from support import ROOT, all_gone, wait_until
+
+pytestmark = pytest.mark.faults
 
 CELLS = [
     f"""

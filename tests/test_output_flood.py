@@ -15,6 +15,8 @@ from torch import nn
 
 from ddp_tutorial import LaunchError, process_group, report, wrap
 
+pytestmark = pytest.mark.faults
+
 
 def lines_of(rank, text):
     start = f"[rank {rank}] "
