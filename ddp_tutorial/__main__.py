@@ -70,7 +70,7 @@ def main() -> int:
         else:
             load_dataset(config.dataset, config.data)
             launch(train, (config,), world_size=options.world_size, device=options.device, on_event=progress)
-    except (LaunchError, RuntimeError) as error:
+    except (LaunchError, RuntimeError, OSError) as error:
         if "RANK" in os.environ:
             raise
         print(f"error: {error}", file=sys.stderr)

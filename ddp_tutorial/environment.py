@@ -14,6 +14,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# Before there is a group: this module takes the one it finds as the default of its functions and keeps it for ever.
+# DDP imports it; the group's threads would then live on, and one of them can crash Python on its way out.
+import torch.distributed.nn
+
 from .rendezvous import meet, open_store
 
 # ``launch`` sets these for its ranks. They also work as settings under any other launcher.

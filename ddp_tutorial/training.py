@@ -64,30 +64,35 @@ def train(config: Config = Config(), model: nn.Module | None = None, data: Split
     sets of (input, class) pairs as ``(train, eval)``. Raises ``AssertionError`` if the replicas disagree at the end.
     """
     with process_group() as env:
-        data = Splits(*data) if data is not None else _load_once_per_machine(config, env)
-        torch.manual_seed(config.seed)  # equal on all ranks: the weights
-        model = wrap(Net(config.dropout) if model is None else model, env)
-        torch.manual_seed(config.seed + 1 + env.rank)  # different on each: dropout masks
-        loader = train_loader(data.train, env, config.batch_size, config.seed)
-        held_out = eval_loader(data.eval, env, batch_size=1000)
-        optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-        recorder = Recorder(env, asdict(config), config.report_every, config.epochs * len(loader), config.out)
-        for epoch in range(1, config.epochs + 1):
-            loader.sampler.set_epoch(epoch)  # without it, every epoch repeats the order of the first
-            recorder.start_epoch(epoch)
-            model.train()
-            for inputs, targets in loader:
-                inputs, targets = to_device(inputs, targets, loader, env)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(inputs), targets)
-                loss.backward()  # gradients are averaged over the ranks in here
-                optimizer.step()
-                recorder.step(loss, len(targets))
-            recorder.end_training()
-            recorder.end_epoch(*evaluate(model, held_out, env))
-        assert_replicas_agree(model)
-        recorder.save(model.module)
-        return recorder.history
+        # A function of its own: when it returns, its model lets go of the group, which can then end.
+        return _train(config, model, data, env)
+
+
+def _train(config: Config, model: nn.Module | None, data: Splits | None, env: Environment) -> History:
+    data = Splits(*data) if data is not None else _load_once_per_machine(config, env)
+    torch.manual_seed(config.seed)  # equal on all ranks: the weights
+    model = wrap(Net(config.dropout) if model is None else model, env)
+    torch.manual_seed(config.seed + 1 + env.rank)  # different on each: dropout masks
+    loader = train_loader(data.train, env, config.batch_size, config.seed)
+    held_out = eval_loader(data.eval, env, batch_size=1000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    recorder = Recorder(env, asdict(config), config.report_every, config.epochs * len(loader), config.out)
+    for epoch in range(1, config.epochs + 1):
+        loader.sampler.set_epoch(epoch)  # without it, every epoch repeats the order of the first
+        recorder.start_epoch(epoch)
+        model.train()
+        for inputs, targets in loader:
+            inputs, targets = to_device(inputs, targets, loader, env)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()  # gradients are averaged over the ranks in here
+            optimizer.step()
+            recorder.step(loss, len(targets))
+        recorder.end_training()
+        recorder.end_epoch(*evaluate(model, held_out, env))
+    assert_replicas_agree(model)
+    recorder.save(model.module)
+    return recorder.history
 
 
 def _load_once_per_machine(config: Config, env: Environment) -> Splits:

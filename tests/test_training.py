@@ -1,10 +1,11 @@
 import json
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
-from support import Few, devices
+from support import Few, devices, python
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -213,3 +214,23 @@ def test_a_history_is_plain_numbers(two, data, tmp_path):
     assert json.loads(json.dumps(history)) == history
     torch.save(history, tmp_path / "history.pt")
     assert torch.load(tmp_path / "history.pt") == history
+
+
+THREADS_THAT_OUTLIVE_THE_GROUP = """
+from pathlib import Path
+from ddp_tutorial import Config, process_group, train
+
+names = lambda: [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+with process_group():
+    print(sum("gloo" in name for name in names()) > 0)
+train(Config(data={data!r}, epochs=1))
+print([name for name in names() if "gloo" in name])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are named in /proc, which Linux has")
+def test_the_threads_of_the_group_end_with_the_training(data, tmp_path):
+    # One that is left can want a tensor while Python ends, which aborts it: "terminate called without an active
+    # exception", exit code -6, after a training in which nothing was wrong.
+    result = python("-c", THREADS_THAT_OUTLIVE_THE_GROUP.format(data=str(data)), cwd=tmp_path)
+    assert result.stdout.splitlines() == ["True", "[]"], result.stdout + result.stderr
