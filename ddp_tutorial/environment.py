@@ -10,13 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
-
-# Before there is a group: this module takes the one it finds as the default of its functions and keeps it for ever.
-# DDP imports it; the group's threads would then live on, and one of them can crash Python on its way out.
-import torch.distributed.nn
 
 from .rendezvous import meet, open_store
 
@@ -96,6 +93,9 @@ def init_environment(
     limit = timedelta(seconds=timeout) if timeout else None
     store = open_store(rank, world_size, limit or timedelta(minutes=30))
     meet("arrived", store, rank, world_size, limit or timedelta(minutes=30))
+    # DDP will import it. Its functions take the group that they find as their default and keep it for ever, so it must
+    # not find one: the threads of a group that is kept live on, and can crash Python on its way out.
+    import_module("torch.distributed.nn")
     dist.init_process_group(
         backend,
         store=store,

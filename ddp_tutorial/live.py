@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from typing import Any
 
-from .plots import epoch_line, plot_losses
+from .plots import epoch_line, image, plot_losses
 
 
 class LivePlot:
@@ -44,7 +43,7 @@ class LivePlot:
         return len(self.steps) >= self._start.get("total_steps", 0)
 
     def _show(self, last: bool) -> None:
-        from IPython.display import HTML, Image, display
+        from IPython.display import HTML, display
 
         now = time.monotonic()
         if not self._handles:
@@ -54,10 +53,8 @@ class LivePlot:
             self._handles[0].update(HTML(self._bar()))
         # A picture costs a tenth of a second, on a busy machine more; at most a fifth of the time goes into pictures.
         if self.epochs and (last or now > self._drawn + max(0.5, 4 * self._cost)):
-            picture = io.BytesIO()
-            plot_losses({"steps": self.steps, "epochs": self.epochs}).savefig(picture, format="png")
             alt = f"Loss by step and accuracy by epoch; {epoch_line(self.epochs[-1])}"
-            self._handles[1].update(Image(picture.getvalue(), format="png", alt=alt))
+            self._handles[1].update(image(plot_losses({"steps": self.steps, "epochs": self.epochs}), alt))
             self._drawn = time.monotonic()
             self._cost = self._drawn - now
 

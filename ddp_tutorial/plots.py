@@ -5,12 +5,15 @@ Runs in the process that launched, never in a rank; matplotlib is imported when 
 
 from __future__ import annotations
 
+import html
+import io
 import os
 from typing import TYPE_CHECKING, Any
 
 from .history import History, read_history
 
 if TYPE_CHECKING:
+    from IPython.display import Image
     from matplotlib.figure import Figure
 
 # One colour a rank, in every picture. Chosen by Okabe and Ito so that colour-blind readers tell them apart.
@@ -24,7 +27,7 @@ def rank_color(rank: int) -> str:
 
 
 def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (8.0, 3.2)) -> tuple[Figure, Any]:
-    """Return a new figure of ``size`` inches and its axes. As the last value of a cell it is shown, once."""
+    """Return a new figure of ``size`` inches and its axes, to be drawn on and then shown by :func:`picture`."""
     from matplotlib import pyplot
 
     with pyplot.rc_context({"font.size": 10, "axes.titlesize": 11}):
@@ -35,6 +38,26 @@ def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (8.0, 3.
         one.set_axisbelow(True)
     pyplot.close(drawing)  # otherwise a notebook shows it a second time by itself
     return drawing, axes
+
+
+def picture(drawing: Figure, alt: str) -> None:
+    """Show ``drawing`` below the cell, and ``alt`` as its caption: what it shows, for those who cannot see it.
+
+    The caption is text of its own because JupyterLab leaves out the alternative text that an image brings along.
+    """
+    from IPython.display import HTML, display
+
+    display(image(drawing, alt), HTML(f"<small>{html.escape(alt)}</small>"))
+
+
+def image(drawing: Figure, alt: str) -> Image:
+    """Return ``drawing`` as an image with the alternative text ``alt``."""
+    from IPython.display import Image
+
+    file = io.BytesIO()
+    # White, not transparent: black text on the page of a dark theme could not be read.
+    drawing.savefig(file, format="png", bbox_inches="tight", facecolor="white")
+    return Image(file.getvalue(), format="png", alt=alt)
 
 
 def plot_losses(history: History | str | os.PathLike) -> Figure:

@@ -32,8 +32,8 @@ if os.environ.get("RANK", "0") == "0":
 
 
 def copy(folder, name):
-    """Copy the package to ``folder`` as ``name``, and nothing else."""
-    shutil.copytree(PACKAGE, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy the package to ``folder`` as ``name`` without its exercises, and nothing else."""
+    shutil.copytree(PACKAGE, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__", "exercises"))
     (folder / "script.py").write_text(SCRIPT.replace("NAME", name))
     return folder
 

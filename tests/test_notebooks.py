@@ -50,7 +50,7 @@ def written():
 
 def test_each_module_is_written_by_one_cell():
     modules = sorted(module for module, *_ in written())
-    assert modules == sorted(file.name for file in PACKAGE.glob("*.py"))
+    assert modules == sorted(file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py"))
 
 
 @pytest.mark.parametrize(("module", "text", "notebook"), written())
@@ -102,6 +102,56 @@ def test_pictures_are_small(path):
     for cell in code_cells(path):
         for output in cell["outputs"]:
             assert len("".join(output.get("data", {}).get("image/png", ""))) < 130_000, source(cell)
+
+
+@every_notebook
+def test_every_picture_says_in_words_what_it_shows(path):
+    for cell in code_cells(path):
+        for output in cell["outputs"]:
+            for kind in output.get("data", {}):
+                if kind.startswith("image/"):
+                    alt = output["metadata"].get(kind, {}).get("alt", "")
+                    assert len(alt.split()) >= 8, source(cell)
+        assert "![](" not in source(cell)
+
+
+def headings(path):
+    """Return ``[(level, text)]`` of all headings, without those inside code."""
+    found = []
+    for cell in read(path)["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = re.sub(r"```.*?```", "", source(cell), flags=re.DOTALL)
+            found += [(len(marks), title) for marks, title in re.findall(r"^(#+) (.+)$", text, re.MULTILINE)]
+    return found
+
+
+@every_notebook
+def test_headings_go_down_without_a_gap(path):
+    levels = [level for level, _ in headings(path)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(level <= before + 1 for before, level in zip(levels, levels[1:]))
+
+
+@every_notebook
+def test_links_have_words_and_lead_somewhere(path):
+    anchors = {text.replace(" ", "-") for _, text in headings(path)}
+    for cell in read(path)["cells"]:
+        if cell["cell_type"] != "markdown":
+            continue
+        text = re.sub(r"```.*?```|`[^`]*`", "code", source(cell), flags=re.DOTALL)
+        for words, target in re.findall(r"\[([^\]]*)\]\(([^)]+)\)", text):
+            assert words.strip() and words.lower() not in ("here", "this", "link") and "://" not in words, words
+            if target.startswith("#"):
+                assert target[1:] in anchors, target
+            elif "://" not in target:
+                assert (path.parent / target).exists(), target
+
+
+def test_the_contents_of_the_quickstart_are_its_headings():
+    # What the side bar of JupyterLab lists is made from the headings.
+    (contents,) = (source(cell) for cell in read(NOTEBOOKS[0])["cells"] if "**On this page:**" in source(cell))
+    listed = re.findall(r"\[([^\]]+)\]\(#", contents)
+    assert listed == [text for level, text in headings(NOTEBOOKS[0]) if level == 2]
 
 
 README = ROOT / "README.md"

@@ -1,3 +1,5 @@
+import base64
+import io
 import json
 
 import pytest
@@ -5,7 +7,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from ddp_tutorial import plot_losses
-from ddp_tutorial.plots import MEAN_COLOR, RANK_COLORS, figure, rank_color
+from ddp_tutorial.plots import MEAN_COLOR, RANK_COLORS, figure, picture, rank_color
 
 
 def history(steps=4, ranks=2, epochs=2):
@@ -41,6 +43,18 @@ def test_a_figure_is_not_shown_a_second_time():
     assert isinstance(drawing, Figure) and axes.shape == (2, 2)
     assert tuple(drawing.get_size_inches()) == (4, 3)
     assert pyplot.get_fignums() == []
+
+
+def test_a_picture_is_shown_with_words_and_on_white(monkeypatch):
+    outputs = []
+    monkeypatch.setattr("IPython.display.display", lambda *shown: outputs.extend(shown))
+    drawing, _ = figure(size=(2, 1))
+    assert picture(drawing, "two ranks, a < b") is None
+    image, caption = outputs
+    data, metadata = image._repr_mimebundle_()
+    assert metadata["image/png"]["alt"] == "two ranks, a < b"
+    assert pyplot.imread(io.BytesIO(base64.b64decode(data["image/png"])))[0, 0].tolist() == [1, 1, 1, 1]
+    assert caption.data == "<small>two ranks, a &lt; b</small>"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 10])
