@@ -93,9 +93,10 @@ def _draw_epochs(axes: Any, epochs: list[dict]) -> None:
     accuracy = [100 * epoch["eval_accuracy"] for epoch in epochs]
     axes.plot(numbers, accuracy, color=MEAN_COLOR, marker="o", markersize=4)
     axes.set(xlabel="epoch", ylabel="held-out samples right (%)", ylim=(None, 100.5))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     if epochs:
-        axes.set_title(f"{accuracy[-1]:.1f} % right after {numbers[-1]} epochs")
+        axes.set_xlim(min(numbers) - 0.5, max(numbers) + 0.5)  # one epoch alone would otherwise be drawn from 0.96 on
+        axes.set_title(f"{accuracy[-1]:.1f} % right after {numbers[-1]} {'epoch' if numbers[-1] == 1 else 'epochs'}")
 
 
 def epoch_line(epoch: dict) -> str:

@@ -104,6 +104,13 @@ def test_an_error_in_an_answer_comes_through():
         plus_one.check(lambda number: number / 0)
 
 
+def test_a_notebook_shows_the_hint_alone():
+    hint = Hint("look at the count")
+    assert hint._render_traceback_() == ["Hint: look at the count"]
+    hint.__cause__ = TimeoutError("rank 1 did not come")
+    assert hint._render_traceback_() == ["Hint: look at the count (it came of TimeoutError: rank 1 did not come)"]
+
+
 def test_ranks_that_an_exercise_does_not_want_are_refused(two):
     with pytest.raises(ValueError, match="no ranks"):
         plus_one.check(one_more, two)

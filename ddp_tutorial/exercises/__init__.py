@@ -22,6 +22,11 @@ from ..ranks import Ranks
 class Hint(AssertionError):
     """The answer is wrong. The message says where to look, not what to write."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Tell a notebook what to show: the hint alone, since the way through the check teaches nothing."""
+        because = f" (it came of {type(self.__cause__).__name__}: {self.__cause__})" if self.__cause__ else ""
+        return [f"Hint: {self}{because}"]
+
 
 @dataclass(frozen=True)
 class Exercise:

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from ddp_tutorial import load_dataset
 
 
-def make(root: Path) -> Path:
+def make(root: Path, train: int = 60_000, held_out: int = 10_000) -> Path:
     """Write the files to ``root/MNIST/raw`` unless they are there, and return ``root``."""
     raw = root / "MNIST" / "raw"
     if (raw / "t10k-labels-idx1-ubyte").exists():
         return root
     raw.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
-    for scans, count, part in zip(load_dataset("digits", root), (60_000, 10_000), ("train", "t10k")):
+    for scans, count, part in zip(load_dataset("digits", root), (train, held_out), ("train", "t10k")):
         chosen = torch.randint(len(scans), (count,), generator=generator)
         images = torch.cat([moved(scans.images[some].float(), generator) for some in chosen.split(5000)])
         pixels = images.round().clamp(0, 255).to(torch.uint8).numpy().tobytes()

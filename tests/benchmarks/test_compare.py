@@ -1,0 +1,34 @@
+"""The benchmark runs and compares; what it finds is no matter of a test."""
+
+import json
+
+import images
+import pytest
+from support import ROOT, python
+
+COMPARE = ROOT / "tests" / "benchmarks" / "compare.py"
+
+
+def test_programs_that_do_the_same_work_are_compared(tmp_path):
+    images.make(tmp_path / "data", train=1280, held_out=320)
+    options = ("--programs=usual,bare,ours", "--rounds=1", "--epochs=2", "--ranks=2", "--device=cpu")
+    result = python(COMPARE, *options, f"--out={tmp_path}", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "ours to bare, samples/s: " in result.stdout
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results) == ["usual", "bare", "ours"]
+    for name, (figures,) in results.items():
+        assert figures["samples/s"] > 0 and figures["s to first step"] > 0, name
+        assert 5 <= figures["% right"] <= 100, name
+        assert figures["MB private"] > 1, name
+
+
+def test_the_images_are_of_the_size_and_the_kind_of_mnist(tmp_path):
+    from torchvision.datasets import MNIST
+
+    root = images.make(tmp_path, train=100, held_out=50)
+    train, held_out = (MNIST(root, train=part) for part in (True, False))
+    assert tuple(train.data.shape) == (100, 28, 28) and len(held_out.targets) == 50
+    assert set(train.targets.tolist()) <= set(range(10))
+    assert train.data.float().mean() == pytest.approx(33, abs=12), "as dark as MNIST"
