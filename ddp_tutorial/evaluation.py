@@ -15,8 +15,11 @@ from .environment import Environment
 def evaluate(model: nn.Module, loader: DataLoader, env: Environment) -> tuple[float, float]:
     """Return mean loss and accuracy (0 to 1) over all samples of all ranks, exact for any number of them.
 
-    A collective: every rank calls it with its own :func:`eval_loader`. Raises ``ValueError`` if there is no sample.
+    A collective: every rank calls it with its own :func:`eval_loader`. Raises ``ValueError`` if there is no sample,
+    ``TypeError`` for a data set in place of a loader.
     """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"evaluate takes a loader, as eval_loader returns it, not {type(loader).__name__}")
     # The module itself: a forward through the wrapper broadcasts BatchNorm's buffers, and a rank whose share is empty
     # would not be there to take part.
     module = getattr(model, "module", model)

@@ -106,7 +106,7 @@ class Ranks:
 
     def _tell_of_changes(self, files: dict[str, str]) -> None:
         _notebook.note(files)
-        for file in _notebook.changed():
+        for file in filter(os.path.exists, _notebook.changed()):
             print(
                 f"{short_name(file)} has changed since this process imported it: the ranks run the new version, this "
                 f"process keeps the old one until it is restarted",

@@ -15,6 +15,9 @@ from types import FrameType
 Frame = tuple[str, int, str]  # file, line, function
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_CHECKS = os.path.join(
+    _HERE, "exercises", ""
+)  # they call the reader's function, and their lines show what they look for
 
 
 def frames_of(walk: Iterable[tuple[FrameType, int]]) -> list[Frame]:
@@ -32,7 +35,7 @@ def show_frames(frames: list[Frame]) -> str:
     """Lay out ``frames``, the innermost last: the reader's lines with ``>``, a run of library lines as one."""
     lines, folded = [], 0
     for index, (filename, number, name) in enumerate(frames):
-        library = is_library(filename)
+        library = is_library(filename) or filename.startswith(_CHECKS)
         if library and index < len(frames) - 1:
             folded += 1
             continue

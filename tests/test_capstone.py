@@ -112,7 +112,19 @@ OTHERS = {
         "train_loss",
         ("sums += torch.tensor([loss.item() * len(targets), len(targets)])", "sums += torch.tensor([loss.item(), 1])"),
     ),
-    "a group that is not left": ("leftovers", "process group", ("    dist.destroy_process_group()\n", "")),
+    "a sampler without the seed": ("samples", "another seed", ("(data, seed=seed)", "(data)")),
+    "a rate for two": ("weights", "which rate", ("lr=lr", "lr=lr * dist.get_world_size()")),
+    "a group that is not left": ("leftovers", "process group", ("dist.destroy_process_group()", "pass")),
+    "a group that is left on a good day alone": (
+        "leftovers",
+        "after an error in the data the group still has rank 0 and rank 1",
+        (
+            "    try:\n        return train_in_group(data, held_out, out, epochs, batch, lr, seed)\n    finally:\n"
+            "        dist.destroy_process_group()\n",
+            "    results = train_in_group(data, held_out, out, epochs, batch, lr, seed)\n"
+            "    dist.destroy_process_group()\n    return results\n",
+        ),
+    ),
     "a file of each rank": (
         "leftovers",
         "rank 1 leaves the file model.pt",

@@ -75,3 +75,8 @@ def test_a_model_with_running_statistics_is_evaluated_as_one(two, tmp_path):
     with process_group(device="cpu") as env:
         expected, _ = evaluate(model, eval_loader(Few(1001), env, 100), env)
     assert loss == other_loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_data_set_in_place_of_a_loader_is_refused():
+    with pytest.raises(TypeError, match="eval_loader returns it, not Few"), process_group() as env:
+        evaluate(Net(), Few(4), env)

@@ -95,13 +95,30 @@ def test_an_untouched_class_and_a_decorated_function_are_not_yet_there(capsys):
 
 
 def test_another_wrong_answer_is_shown_beside_the_right_one():
-    with pytest.raises(Hint, match=r"leads to 0; right is \d+"):
+    with pytest.raises(Hint, match=r"^the result is 0, right is \d+. The input was \(\d,\)"):
         plus_one.check(lambda number: 0)
 
 
-def test_an_error_in_an_answer_comes_through():
-    with pytest.raises(ZeroDivisionError):
-        plus_one.check(lambda number: number / 0)
+def test_the_first_difference_is_named():
+    tree = Exercise(
+        run=lambda answer, number: [answer(number), {"sum": 1}],
+        right=lambda number: {"kept": number, "counts": [1, 2, 3]},
+        inputs=plus_one.inputs,
+        mistakes={},
+        shows="",
+    )
+    with pytest.raises(Hint, match=r"^the result\[0\]\['counts'\]\[1\] is 7, right is 2\."):
+        tree.check(lambda number: {"kept": number, "counts": [1, 7, 8]})
+
+
+def test_an_error_in_an_answer_comes_through_without_the_lines_of_the_check():
+    def broken(*_):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        ALL["records.curve"].check(broken)
+    names = [frame.name for frame in caught.traceback]
+    assert names[-2:] == ["check", "broken"], "a line of the check shows what it looks for"
 
 
 def test_a_notebook_shows_the_hint_alone():
@@ -130,8 +147,8 @@ def test_a_notebook_has_exercises_with_a_check_and_a_folded_solution(path):
     for kind, said in (("check", "not yet"), ("solution", "right: ")):
         for cell in found[kind]:
             assert "".join(cell["outputs"][0]["text"]).startswith(said), "".join(cell["source"])
-    for cell in found["solution"] + found["proof"]:
-        assert cell["metadata"]["jupyter"]["source_hidden"]
+    for cell in found["solution"] + found["proof"]:  # what they print gives the answer away as well
+        assert cell["metadata"]["jupyter"] == {"source_hidden": True, "outputs_hidden": True}
     assert len(found["proof"]) == 3, "three questions, each with the cell that proves the answer"
 
 

@@ -101,6 +101,16 @@ def test_ranks_run_the_edited_file_and_the_reader_is_told(write, capsys, monkeyp
         assert capsys.readouterr().out == "", "told once"
 
 
+def test_of_a_file_that_is_gone_there_is_no_new_version(write, two, capsys):
+    file = write("gone", "")
+    importlib.import_module("gone")
+    two.run(os.getpid)
+    file.unlink()
+    capsys.readouterr()
+    two.run(os.getpid)
+    assert "has changed" not in capsys.readouterr().out
+
+
 def test_a_module_that_only_the_ranks_import_is_watched_too(write):
     def version():
         import only_there

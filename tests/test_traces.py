@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ddp_tutorial import exercises
 from ddp_tutorial.traces import frames_of, is_library, short_name, show_frames
 
 HERE = Path(__file__)
@@ -21,6 +22,12 @@ def test_frames_are_plain_and_outermost_first():
     first, *rest = frames_of_an_error()
     assert first[0] == str(HERE) and first[2] == "frames_of_an_error"
     assert rest and all(type(part) in (str, int) for frame in rest for part in frame)
+
+
+def test_the_lines_of_a_check_are_folded():
+    check = Path(exercises.__file__).with_name("capstone.py")
+    lines = show_frames([(str(check), 3, "_attempt"), (str(HERE), 1, "mine")]).splitlines()
+    assert lines[:2] == ["    ... 1 more in libraries", f"> {HERE.name}, line 1, in mine"]
 
 
 def test_the_readers_lines_are_marked_and_the_libraries_folded():

@@ -7,16 +7,16 @@ is known as well, so that the hint fits the mistake. The folder is for learning 
 from __future__ import annotations
 
 import inspect
-import math
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
-
-import torch
 
 from ..failures import LaunchError
 from ..ranks import Ranks
+from .outcomes import first_difference, same, short
 
 
 class Hint(AssertionError):
@@ -74,7 +74,8 @@ class Exercise:
                     raise Hint(hint) from error
             if error is not None:
                 raise error
-            raise Hint(f"for {_short(inputs)} your answer leads to {_short(found)}; right is {_short(expected)}")
+            where = "the result" if ranks is None else "the result (by rank, then as it comes)"
+            raise Hint(f"{first_difference(found, expected, where)}. The input was {short(inputs)}")
         print(f"right: {self.shows}")
 
     def _outcome(self, answer: Any, inputs: tuple, ranks: Ranks | None) -> tuple[Any, Exception | None]:
@@ -84,21 +85,16 @@ class Exercise:
         except LaunchError as error:
             return error.failures[0].type, error
         except Exception as error:
-            return type(error).__name__, error
+            return type(error).__name__, error.with_traceback(_below_the_check(error.__traceback__))
         return found, None
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two outcomes are equal, numbers up to rounding."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-6)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6)
-    return type(one) is type(other) and one == other
+def _below_the_check(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the lines of the checks: they teach nothing, and show what the usual mistakes are."""
+    below = trace
+    while below is not None and os.path.dirname(below.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
+        below = below.tb_next
+    return below or trace
 
 
 def _codes(answer: Any) -> Iterator[Any]:
@@ -107,8 +103,3 @@ def _codes(answer: Any) -> Iterator[Any]:
     for part in vars(answer).values() if inspect.isclass(answer) else [answer]:
         if inspect.isfunction(part):
             yield part.__code__
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) < 300 else text[:297] + "..."

@@ -14,7 +14,8 @@ from . import Exercise
 
 
 def outcomes(answer, number):
-    return [outcome(answer, number, *case) for case in [(), ("sample 17 has no label",), ("", True)]]
+    cases = {"good day": (), "work fails": ("sample 17 has no label",), "joining fails": ("", True)}
+    return {case: outcome(answer, number, *details) for case, details in cases.items()}
 
 
 def outcome(answer, number, broken="", fails_to_join=False):
@@ -31,7 +32,10 @@ def outcome(answer, number, broken="", fails_to_join=False):
         try:
             found = f"the caller gets {answer(work)}"
         except Exception as error:
-            found = f"the caller gets {type(error).__name__}: {error}"
+            first = type(error) is ValueError and error.__cause__ is None
+            made = type(error) is RuntimeError or error.__cause__ is not None
+            text = f"{type(error).__name__}: {error}" if first else "one made of it" if made else type(error).__name__
+            found = f"the caller gets the error {text}"
     in_a_group = dist.is_initialized()
     leave()
     return f"{found}{', and is still in the group' * in_a_group}"
@@ -42,13 +46,15 @@ def in_a_block(work):
         return work(env)
 
 
-def job(work, swallow=False, unbound=False, bare=False):
+def job(work, swallow=False, unbound=False, bare=False, another=False):
     try:
         env = init_environment()
         return work(env)
-    except Exception:
+    except Exception as error:
         if unbound:
             str(env.rank)
+        if another:
+            raise RuntimeError("this rank failed") from error
         if not swallow:
             raise
     finally:
@@ -71,6 +77,9 @@ hunt = Exercise(
         ),
         "The error is caught and not handed on: the caller gets None, which looks like success.": (
             lambda work: job(work, swallow=True)
+        ),
+        "The caller gets an error that you made. It wants the first one, unchanged.": (
+            lambda work: job(work, another=True)
         ),
     },
     shows="the caller gets the result, or the very first error, and no rank stays in the group",

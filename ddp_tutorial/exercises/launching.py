@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import threading
-from multiprocessing import Pipe
+import time
+from multiprocessing import Pipe, connection
 
 from ..sending import pack
 from . import Exercise
@@ -13,11 +14,17 @@ from . import Exercise
 class Worker:
     """Stands for a process: sends ``result`` through its pipe and ends. ``join`` gives up where a real one hangs."""
 
-    def __init__(self, result: bytes) -> None:
-        self.pipe, theirs = Pipe()
+    def __init__(self, result: bytes, late: bool) -> None:
+        self.pipe, self._theirs = Pipe()
         self.joined = False
-        self._thread = threading.Thread(target=theirs.send, args=(result,), daemon=True)
+        self._thread = threading.Thread(target=self._speak, args=(result, 0.2 * late), daemon=True)
         self._thread.start()
+        if not late:
+            self.pipe.poll(5)
+
+    def _speak(self, result: bytes, delay: float) -> None:
+        time.sleep(delay)
+        self._theirs.send(result)
 
     def join(self) -> None:
         self._thread.join(1)
@@ -28,7 +35,7 @@ class Worker:
 
 
 def _try_collect(answer, sizes):
-    workers = [Worker(bytes([rank]) * size) for rank, size in enumerate(sizes)]
+    workers = [Worker(bytes([rank]) * size, late=rank == 0) for rank, size in enumerate(sizes)]  # rank 0 speaks last
     results = answer(workers, [worker.pipe for worker in workers])
     return [[len(result), result[0]] for result in results], [worker.joined for worker in workers]
 
@@ -41,6 +48,17 @@ def _poll_and_join(workers, pipes):
                 results[rank] = pipe.recv()
                 workers[rank].join()
     return [results[rank] for rank in range(len(pipes))]
+
+
+def _as_they_come(workers, pipes):
+    results, waiting = [], list(pipes)
+    while waiting:
+        for pipe in connection.wait(waiting):
+            results.append(pipe.recv())
+            waiting.remove(pipe)
+    for worker in workers:
+        worker.join()
+    return results
 
 
 def _join_first(workers, pipes):
@@ -58,6 +76,10 @@ collect = Exercise(
         "the results are right. Does somebody wait for the processes to end?": lambda _, pipes: [
             p.recv() for p in pipes
         ],
+        "these are the results, in the order in which they came. Who is first in the list?": _as_they_come,
+        "these are the results as they came. In which order are they wanted, and who waits for the processes to end?": (
+            lambda _, pipes: _as_they_come([], pipes)
+        ),
     },
     shows="a small and a large result come back, and every process is waited for",
 )

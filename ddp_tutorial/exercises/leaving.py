@@ -6,6 +6,13 @@ from contextlib import contextmanager
 
 from . import Exercise
 
+CASES = {
+    "good day": (),
+    "error in the block": (False, ValueError),
+    "sys.exit() in the block": (False, SystemExit),
+    "join() fails": (True,),
+}
+
 
 def happenings(answer, name, fails_to_join=False, broken=None):
     seen = []
@@ -26,7 +33,7 @@ def happenings(answer, name, fails_to_join=False, broken=None):
 
 
 def all_cases(answer, name):
-    return [happenings(answer, name, *case) for case in [(), (False, ValueError), (False, SystemExit), (True,)]]
+    return {case: happenings(answer, name, *trouble) for case, trouble in CASES.items()}
 
 
 class Group:
@@ -83,6 +90,13 @@ order = Exercise(
         ),
         "An error of join() itself is not written down. Where does it have to be called?": (
             lambda *steps: usual_group(*steps, before=True)
+        ),
+        "sys.exit() goes by unrecorded, and so does an error of join(). Which class, and which place?": (
+            lambda *steps: usual_group(*steps, before=True, caught=Exception)
+        ),
+        "Nothing is written down. Which clause sees the error?": (lambda *steps: usual_group(*steps, caught=())),
+        "Nothing is written down, and a failed join() leaves nobody. Which clause sees an error, and whose?": (
+            lambda *steps: usual_group(*steps, before=True, caught=())
         ),
     },
     shows="written down, left, handed on: for an error in the block, for sys.exit() and for a failed start",

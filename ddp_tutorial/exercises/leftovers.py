@@ -16,9 +16,12 @@ from . import Exercise
 
 
 def traces(answer, name, before):
-    # A good day, then an error in the block, then one after the block has removed its folder itself.
-    cases = [(before, ""), (None, "sample 17"), (None, "sample 18", True)]
-    return [traces_of(answer, name, *case) for case in cases]
+    cases = {
+        "good day": (before, ""),
+        "error in the block": (None, "sample 17"),
+        "error, folder already gone": (None, "sample 18", True),
+    }
+    return {case: traces_of(answer, name, *details) for case, details in cases.items()}
 
 
 def traces_of(answer, name, before, broken, removed=False):
@@ -27,18 +30,24 @@ def traces_of(answer, name, before, broken, removed=False):
     folder, inside, caught = "", None, None
     try:
         with answer(name, "inside") as folder:
-            inside = {"group": dist.is_initialized(), "variable": os.environ.get(name), "folder": os.path.isdir(folder)}
-            if removed:
+            inside = found(name, folder)
+            if removed and inside["folder"] is True:
                 shutil.rmtree(folder)
             if broken:
                 raise ValueError(broken)
     except Exception as error:
         caught = f"{type(error).__name__}: {error if type(error) is ValueError else 'another error than the first'}"
-    after = {"group": dist.is_initialized(), "variable": os.environ.get(name), "folder": os.path.isdir(folder)}
+    after = found(name, folder)
     leave()
     os.environ.pop(name, None)
-    shutil.rmtree(folder, ignore_errors=True)
+    if after["folder"] is True:
+        shutil.rmtree(folder, ignore_errors=True)
     return {"inside": inside, "caught": caught, "after": after}
+
+
+def found(name, folder):
+    exists = os.path.isdir(folder) if isinstance(folder, str | os.PathLike) else "not a path"
+    return {"group": dist.is_initialized(), "variable": os.environ.get(name), "folder": exists}
 
 
 @contextmanager
@@ -71,6 +80,22 @@ def by_hand(name, value, good_day=False, swallow=False, restore=True, careful=Tr
         tidy()
 
 
+@contextmanager
+def in_blocks(name, value, tidy=True, gone=None, path=True):
+    before = os.environ.get(name, gone)
+    with process_group() as env, tempfile.TemporaryDirectory() as folder:
+        os.environ[name] = value
+        failed = True
+        try:
+            yield folder if path else env
+            failed = False
+        finally:
+            if tidy or not failed:
+                os.environ[name] = before
+                if before == "":
+                    del os.environ[name]
+
+
 workplace = Exercise(
     run=traces,
     right=stacked,
@@ -88,6 +113,11 @@ workplace = Exercise(
         "The block had removed the folder, and your cleanup raised over it: that error hides the first one.": (
             lambda *given: by_hand(*given, careful=False)
         ),
+        "After an error the variable is not put back; all the rest is. Which clause of try runs on both days?": (
+            lambda *given: in_blocks(*given, tidy=False)
+        ),
+        "The variable had no value before, and None is not one: restoring it raised, over the first error.": in_blocks,
+        "The block gets something else than a path.": lambda *given: in_blocks(*given, gone="", path=False),
     },
     shows="no group, no folder, the variable as it was, on a good day and on two bad ones; and the error came through",
     world_size=2,

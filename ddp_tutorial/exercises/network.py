@@ -27,19 +27,20 @@ def _flat(side, kernel, channels, pool, lost=1, up=0, power=2):
     return channels * side**power
 
 
-def _layers(random):
-    kernel, pool, last = random.choice([3, 5, 7]), random.choice([2, 3]), random.randint(3, 6)
-    between = last * pool + kernel - 1  # the second pool comes out even, the first leaves one over
-    return between * pool + 1 + kernel - 1, kernel, random.choice([8, 16, 20]), pool
+def _draw(random, kernels, pool, *over):  # over: what each of the two pools leaves over
+    kernel, side = random.choice(kernels), random.randint(3, 6)
+    for rest in reversed(over):
+        side = side * pool + rest + kernel - 1
+    return side, kernel, random.choice([8, 16, 20]), pool
 
 
 flat_size = Exercise(
-    run=lambda answer, *layers: answer(*layers),
+    run=lambda answer, *networks: [answer(*layers) for layers in networks],
     right=_by_trying,
-    inputs=_layers,
+    inputs=lambda random: tuple(_draw(random, *of) for of in (([2, 4], 2, 0, 0), ([3, 5], 3, 2, 2), ([3, 4], 3, 0, 2))),
     mistakes={
         "a pool leaves out what does not fill it: which way do you round?": lambda *given: _flat(*given, up=1),
-        "at how many places does a kernel of 3 fit on a line of 5 pixels?": lambda *given: _flat(*given, lost=0),
+        "at how many places does a kernel of 4 fit on 5 pixels?": lambda *given: _flat(*given, lost=0),
         "the side is right, and an image has more than one side": lambda *given: _flat(*given, power=1),
     },
     shows="the same number as the layers give when an image goes through",
@@ -47,14 +48,16 @@ flat_size = Exercise(
 
 
 def _try_start(answer: Callable, seed: int, before: int) -> dict:
-    torch.manual_seed(before + int(os.environ["RANK"]))  # the ranks' generators are at different places
+    before += int(os.environ["RANK"])  # the ranks' generators are at different places
+    without = torch.rand(8, generator=torch.Generator().manual_seed(before))
+    torch.manual_seed(before)
     model = answer(Net, seed)
     drawn = torch.rand(8)  # as dropout would
     with process_group(timeout=5) as env:
         of_all = [torch.empty(8) for _ in range(env.world_size)]
         dist.all_gather(of_all, drawn)
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"weights": weights, "masks differ": not torch.equal(*of_all)}
+    return {"masks differ": not torch.equal(*of_all), "draws on": torch.equal(drawn, without), "weights": weights}
 
 
 def _fork(build, seed):
@@ -63,9 +66,12 @@ def _fork(build, seed):
         return build()
 
 
-def _seed_for_good(build, seed, step=0):
+def _seed_for_good(build, seed, step=0, again=False):
     torch.manual_seed(seed + step * int(os.environ["RANK"]))
-    return build()
+    model = build()
+    if again:
+        torch.manual_seed(seed + int(os.environ["RANK"]))
+    return model
 
 
 equal_start = Exercise(
@@ -77,8 +83,10 @@ equal_start = Exercise(
         "each rank has a seed of its own, and so weights of its own": lambda *given: _seed_for_good(*given, step=1),
         "the weights are equal, and so is all that the ranks draw afterwards, their dropout masks too. Where was each "
         "generator before you set it?": _seed_for_good,
+        "the masks differ, but each rank draws on from where you have put it, perhaps what its weights were made of. "
+        "Where was its generator before the call?": lambda *given: _seed_for_good(*given, again=True),
     },
-    shows="equal weights without a message, and each rank goes on drawing numbers of its own",
+    shows="equal weights without a message, and each rank draws on as if there had been no call",
     world_size=2,
 )
 

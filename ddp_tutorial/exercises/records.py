@@ -43,6 +43,12 @@ curve = Exercise(
         "these are the means, in the order in which they were heard. Which order has a curve?": _mean_by_step(
             order=list
         ),
+        "that is the curve of one rank, in the order in which it was heard. Who else, and which order?": _mean_by_step(
+            ranks=(0,), order=list
+        ),
+        "two ranks with different counts, and steps as they were heard: which weights, and which order?": _mean_by_step(
+            counted=False, order=list
+        ),
     },
     shows="one point a step, over all ranks, each sample counted once, in the order of steps",
 )

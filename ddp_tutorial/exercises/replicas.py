@@ -25,10 +25,10 @@ def _try_loss(answer: Callable, inputs: torch.Tensor, targets: torch.Tensor) -> 
 
 
 def _sentences(random):
-    targets = torch.randint(3, (2, 10))
+    targets = torch.randint(3, (2, 14))  # the ranks' words together are fewer
     targets[0, random.randint(2, 3) :] = -100  # a short sentence on rank 0, a longer one on rank 1
     targets[1, random.randint(7, 9) :] = -100
-    return torch.randn(2, 10, 4), targets
+    return torch.randn(2, 14, 4), targets
 
 
 def _by_share(logits, targets, factor: Callable = lambda size: size):
@@ -37,6 +37,10 @@ def _by_share(logits, targets, factor: Callable = lambda size: size):
     mine = int((targets != -100).sum())
     dist.all_gather_object(counts, mine)
     return F.cross_entropy(logits, targets) * mine / sum(counts) * factor(len(counts))
+
+
+def _padding_too(logits, targets):
+    return F.cross_entropy(logits, targets, reduction="sum") / len(targets)
 
 
 token_loss = Exercise(
@@ -51,6 +55,7 @@ token_loss = Exercise(
         "that is a sum: DDP divides it by the ranks and nobody divides it by the words": lambda logits, targets: (
             F.cross_entropy(logits, targets, reduction="sum")
         ),
+        "positions with -100 were counted. How many words are there?": _padding_too,
     },
     shows="the gradient of two ranks is that of one process whose loss is the mean over all words",
     world_size=2,

@@ -1,9 +1,8 @@
-"""Three exercises on who gets which sample. Taught in ``notebooks/04_sampler.ipynb``."""
+"""Two exercises on who gets which sample. Taught in ``notebooks/04_sampler.ipynb``."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from ..cleanup import process_group
@@ -31,8 +30,13 @@ def in_blocks(n, size, rank, seed, epoch, drop):
     return torch.tensor(order).chunk(size)[rank]
 
 
+def left_over(order, size, drop):
+    rest = len(order) % size
+    return order[: len(order) - rest] if drop else order + order[:rest]
+
+
 def numbers_with_a_tail(random):
-    size = random.randint(2, 5)
+    size = random.choice([3, 5])  # of an even number, half can be left over, and as many be missing
     return size * random.randint(3, 9) + random.randint(1, size - 1), size, random.randrange(1000), random.randint(1, 9)
 
 
@@ -43,6 +47,9 @@ rule = Exercise(
     mistakes={
         "Some ranks get a sample more than others, and would take a step more. What makes the list divide evenly?": (
             lambda n, size, rank, seed, epoch, drop: permuted(n, seed + epoch)[rank::size]
+        ),
+        "You have repeated as many samples as are left over. How many are missing to the next multiple?": (
+            lambda n, size, rank, seed, epoch, drop: left_over(permuted(n, seed + epoch), size, drop)[rank::size]
         ),
         "Each rank gets a block of neighbours. How far apart are its places in the picture of the deal?": in_blocks,
         "Each epoch deals as the first one did. What goes into the seed of the permutation besides seed?": (
@@ -56,53 +63,14 @@ rule = Exercise(
 )
 
 
-def counts(answer, samples, n):
-    with process_group() as env:
-        return [int(number) for number in answer(samples[env.rank], n)]
-
-
-def gathered(samples, n):
-    of_all = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, samples)
-    return [sum(of_all, []).count(sample) for sample in range(n)]
-
-
-def once_a_rank(samples, n):
-    visits = torch.zeros(n, dtype=torch.int64)
-    visits[samples] += 1
-    dist.all_reduce(visits)
-    return visits
-
-
-def lists_with_repeats(random):
-    n = random.randint(6, 12)
-    samples = [[random.randrange(n - 1) for _ in range(length)] for length in (random.randint(3, 5), 7)]
-    return [mine + mine[:1] for mine in samples], n  # each rank repeats one of its own; sample n - 1 is on none
-
-
-tally = Exercise(
-    run=counts,
-    right=gathered,
-    inputs=lists_with_repeats,
-    mistakes={
-        "Each rank has counted its own visits only. Which collective adds a tensor up over the ranks?": (
-            lambda samples, n: torch.bincount(torch.tensor(samples), minlength=n)
-        ),
-        "A sample that a rank visits twice counts once. What is x = torch.zeros(3) after x[[1, 1]] += 1?": once_a_rank,
-    },
-    shows="every rank knows how often all ranks together have visited each sample",
-    world_size=2,
-)
-
-
 def batches(answer, n, global_batch, epochs, seed):
     with process_group() as env:
         return [[list(map(int, batch)) for batch in epoch] for epoch in answer(n, env, global_batch, epochs, seed)]
 
 
-def by_hand(n, env, global_batch, epochs, seed, share=True, told=True):
+def by_hand(n, env, global_batch, epochs, seed, share=True, told=True, first=0):
     size = global_batch // env.world_size if share else global_batch
-    orders = [permuted(n, seed + epoch * told)[env.rank :: env.world_size] for epoch in range(epochs)]
+    orders = [permuted(n, seed + first + epoch * told)[env.rank :: env.world_size] for epoch in range(epochs)]
     return [[order[place : place + size] for place in range(0, len(order), size)] for order in orders]
 
 
@@ -120,6 +88,9 @@ hunt = Exercise(
         ),
         "The batches have the right size, but each epoch repeats the first. What does the sampler not know?": (
             lambda *numbers: by_hand(*numbers, told=False)
+        ),
+        "Each epoch has an order of its own, but your first one is epoch 1. It is 0 here.": (
+            lambda *numbers: by_hand(*numbers, first=1)
         ),
         "The order is right. But batch_size is per rank: how many samples of all ranks stand behind one step?": (
             lambda *numbers: by_hand(*numbers, share=False)

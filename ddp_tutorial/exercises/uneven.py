@@ -100,9 +100,10 @@ def steps_until(step, limit, env, decide=lambda of_all: sum(of_all) / len(of_all
 
 
 def falling_losses(random):
-    fast, limit = random.randint(2, 3), random.randint(1, 5)
+    fast, limit = random.randint(2, 3), random.uniform(1, 5)
     slow = fast + 2 * random.randint(1, 2)  # rank 0 is below the limit in step slow, rank 1 in step fast
-    return [[limit + 0.1 * (end - number - 0.5) for number in range(1, 20)] for end in (slow, fast)], float(limit)
+    # By a part of the limit in each step: within the twelve steps even the sum of both falls below it.
+    return [[limit * (1 + 0.09 * (end - number - 0.5)) for number in range(1, 13)] for end in (slow, fast)], limit
 
 
 stop = Exercise(
@@ -113,12 +114,13 @@ stop = Exercise(
         "Each rank looks at its own loss: one leaves the loop, the other waits in backward(). What can both see?": (
             lambda step, limit, env: next(number for number in range(1, 100) if step() < limit)
         ),
-        "Both stop together, when rank 0 has seen enough. The limit is for the mean over the ranks.": (
-            lambda *loop: steps_until(*loop, decide=lambda of_all: of_all[0])
+        "Both stop together, when the last of them has seen enough. The limit is for the mean over the ranks.": (
+            lambda *loop: steps_until(*loop, decide=max)
         ),
         "Both stop together, as soon as one of them wants to. The limit is for the mean over the ranks.": (
             lambda *loop: steps_until(*loop, decide=min)
         ),
+        "An all-reduce leaves the sum. What turns it into the mean?": (lambda *loop: steps_until(*loop, decide=sum)),
     },
     shows="both ranks leave the loop after the same step, the first in which the mean loss is below the limit",
     world_size=2,

@@ -91,7 +91,11 @@ def server(project, tmp_path_factory) -> Iterator[str]:
     command += ["--ServerApp.port_retries=0", "--expose-app-in-browser", *["--allow-root"] * (os.name == "posix")]
     log = (home / "log.txt").open("w")
     process = subprocess.Popen(
-        [*command, "notebooks/00_quickstart.ipynb"], cwd=project, env=surroundings, stdout=log, stderr=log
+        [*command, "--ServerApp.root_dir=.", "notebooks/00_quickstart.ipynb"],
+        cwd=project,
+        env=surroundings,
+        stdout=log,
+        stderr=log,
     )
     address = f"http://127.0.0.1:{port}"
 
@@ -102,7 +106,7 @@ def server(project, tmp_path_factory) -> Iterator[str]:
         return False
 
     assert wait_until(answers, 60), (home / "log.txt").read_text()
-    yield f"{address}/lab/tree/%s?token={token}&reset"
+    yield f"{address}/lab/tree/notebooks/%s?token={token}&reset"
     kernels = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     process.wait(30)
