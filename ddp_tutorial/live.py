@@ -25,7 +25,8 @@ class LivePlot:
     def __call__(self, event: dict) -> None:
         """Take in one record of a training, as ``report`` sent it."""
         if "total_steps" in event:
-            self._start, self._begun = event, time.monotonic()
+            self._start = event
+            self._begun = self._drawn = time.monotonic()
             self.steps, self.epochs = [], []
         elif "step" in event:
             self.steps.append(event)
@@ -52,8 +53,9 @@ class LivePlot:
             self._barred = now
             self._handles[0].update(HTML(self._bar()))
         # A picture costs a tenth of a second, on a busy machine more; at most a fifth of the time goes into pictures.
-        if self.epochs and (last or now > self._drawn + max(0.5, 4 * self._cost)):
-            alt = f"Loss by step and accuracy by epoch; {epoch_line(self.epochs[-1])}"
+        if self.steps and (last or now > self._drawn + max(0.5, 4 * self._cost)):
+            said = epoch_line(self.epochs[-1]) if self.epochs else "the first epoch is not over yet"
+            alt = f"Loss by step and accuracy by epoch; {said}"
             self._handles[1].update(image(plot_losses({"steps": self.steps, "epochs": self.epochs}), alt))
             self._drawn = time.monotonic()
             self._cost = self._drawn - now

@@ -66,6 +66,7 @@ def test_the_naive_version_is_told_all_three_mistakes(two):
     assert list(complaints(changed(), two)) == ["samples", "gradients", "numbers"]
 
 
+@pytest.mark.checks
 @pytest.mark.parametrize("left", MENDED)
 def test_one_mistake_is_told_as_one(left, two):
     assert list(complaints(changed(*mended(*(MENDED.keys() - {left}))), two)) == [left]
@@ -139,6 +140,7 @@ OTHERS = {
 }  # fmt: skip
 
 
+@pytest.mark.checks
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_mistakes_are_told_too(name, two):
     area, words, change = OTHERS[name]

@@ -48,6 +48,7 @@ def test_a_right_answer_is_accepted(name, ranks_of, capsys):
     assert len(exercise.mistakes) >= 2
 
 
+@pytest.mark.checks
 @pytest.mark.parametrize(("name", "hint"), MISTAKES)
 def test_a_usual_mistake_gets_its_own_hint(name, hint, ranks_of):
     exercise = ALL[name]

@@ -75,3 +75,21 @@ def test_a_training_that_failed_early_leaves_a_bar_where_it_stopped(shown):
     for event in events(history(steps=100))[:2]:
         plot(event)
     assert 'max="100"' in shown[0].contents[-1].data
+
+
+def test_thousands_of_steps_make_two_pictures_a_second_and_ten_bars(shown, monkeypatch):
+    told, clock = history(steps=6000), iter(range(10**9))
+    monkeypatch.setattr(live.time, "monotonic", lambda: next(clock) / 2000)  # asked once or twice for each step
+    pictures = []
+    monkeypatch.setattr(live, "plot_losses", lambda so_far: pictures.append(len(so_far["steps"])))
+    monkeypatch.setattr(live, "image", lambda drawing, alt: alt)
+    plot = LivePlot()
+    for event in events(told):
+        plot(event)
+    seconds = next(clock) / 2000
+    bar, picture = shown
+    assert 3 < seconds < 12
+    assert 5 <= len(pictures) <= 2 * seconds + 1
+    assert len(bar.contents) <= 10 * seconds + 3
+    assert pictures[0] < 2000 and "not over yet" in picture.contents[1], "the curve moves before an epoch is over"
+    assert pictures[-1] == 6000 and epoch_line(told["epochs"][0]) in picture.contents[-1]
