@@ -152,7 +152,7 @@ def never_arrives_where_another_handles_an_error():
             dist.barrier()
 
 
-def hangs_while_cleaning_up():
+def fails_and_then(cleans_up):
     tell_pid()
     try:
         with process_group() as env:
@@ -162,20 +162,15 @@ def hangs_while_cleaning_up():
             dist.barrier()
     finally:
         if os.environ["RANK"] == "1":
-            time.sleep(1000)
+            cleans_up()
+
+
+def hangs_while_cleaning_up():
+    fails_and_then(lambda: time.sleep(1000))
 
 
 def dies_while_cleaning_up():
-    tell_pid()
-    try:
-        with process_group() as env:
-            if env.rank == 1:
-                print("last words")
-                raise ValueError("the cause")
-            dist.barrier()
-    finally:
-        if os.environ["RANK"] == "1":
-            is_killed()
+    fails_and_then(is_killed)
 
 
 def returns_early():

@@ -49,6 +49,7 @@ def test_a_picture_is_shown_with_words_and_on_white(monkeypatch):
     outputs = []
     monkeypatch.setattr("IPython.display.display", lambda *shown: outputs.extend(shown))
     drawing, _ = figure(size=(2, 1))
+    drawing.set_facecolor("none")  # as a dark style has it
     assert picture(drawing, "two ranks, a < b") is None
     image, caption = outputs
     data, metadata = image._repr_mimebundle_()
