@@ -4,6 +4,7 @@ Each module is written and explained by one notebook in ``notebooks/``; ``notebo
 story on one page. The folder works under any name: copy it into a project of your own.
 """
 
+from .checkpoint import Checkpoints
 from .cleanup import process_group
 from .data import eval_loader, load_dataset, train_loader
 from .environment import Environment, init_environment
@@ -20,6 +21,7 @@ from .training import Config, train
 from .wrap import assert_replicas_agree, wrap
 
 __all__ = [
+    "Checkpoints",
     "Config",
     "Environment",
     "History",

@@ -43,10 +43,14 @@ def parse(arguments: list[str] | None = None) -> tuple[Config, argparse.Namespac
     add("--world-size", type=int, default=None, help="processes; None: one a GPU, two where there is none")
     add("--device", default=None, help="cpu or cuda; None: the GPUs if there are any")
     out = time.strftime("runs/%Y-%m-%d-%H%M%S")
-    add("--out", default=out, metavar="DIR", help="folder for history.jsonl, loss.png and model.pt")
+    add("--checkpoint", default=None, metavar="DIR", help="save there, and go on from what is there")
+    add("--checkpoint-every", type=int, default=default["checkpoint_every"], help="steps between two checkpoints")
+    where = f"folder for history.jsonl, loss.png and model.pt; None: that of --checkpoint, or {out}"
+    add("--out", default=None, metavar="DIR", help=where)
     options = parser.parse_args(arguments)
+    options.out = options.out or options.checkpoint or out
     try:
-        names = ("dataset", "data", "epochs", "batch_size", "lr", "momentum", "seed", "out")
+        names = [field.name for field in fields(Config) if hasattr(options, field.name)]
         config = Config(**{name: getattr(options, name) for name in names})
         if "RANK" in os.environ:
             if options.world_size is not None:
@@ -96,6 +100,9 @@ class Progress:
 
         if "total_steps" in event:
             self.bar = tqdm(total=event["total_steps"], unit="step", disable=None)
+        elif "resumed" in event:  # a run that goes on brings along what it had
+            self.bar.update(len(event["steps"]))
+            self.last = (event["epochs"] or [None])[-1]
         elif "step" in event:
             self.bar.update()
         else:

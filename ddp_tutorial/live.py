@@ -18,6 +18,7 @@ class LivePlot:
     def __init__(self) -> None:
         self.steps: list[dict] = []
         self.epochs: list[dict] = []
+        self.resumed: list[int] = []
         self._start: dict = {}
         self._begun = self._drawn = self._barred = self._cost = 0.0
         self._handles: list[Any] = []
@@ -27,7 +28,9 @@ class LivePlot:
         if "total_steps" in event:
             self._start = event
             self._begun = self._drawn = time.monotonic()
-            self.steps, self.epochs = [], []
+            self.steps, self.epochs, self.resumed = [], [], []
+        elif "resumed" in event:  # a run that goes on brings along what it had
+            self.steps, self.epochs, self.resumed = event["steps"], event["epochs"], event["resumed"]
         elif "step" in event:
             self.steps.append(event)
         elif "eval_accuracy" in event:
@@ -49,14 +52,17 @@ class LivePlot:
         now = time.monotonic()
         if not self._handles:
             self._handles = [display(HTML(self._bar()), display_id=True), display(HTML(""), display_id=True)]
-        if last or now > self._barred + 0.1:
+        if last or now > self._barred + 0.25:
             self._barred = now
             self._handles[0].update(HTML(self._bar()))
-        # A picture costs a tenth of a second, on a busy machine more; at most a fifth of the time goes into pictures.
-        if self.steps and (last or now > self._drawn + max(0.5, 4 * self._cost)):
+        # A picture costs a tenth of a second, which CPU ranks would rather have. Two a second at first, as a short run
+        # shall move too; then ever fewer, until they take a hundredth of the time.
+        pause = max(0.5, min(0.3 * (now - self._begun), 100 * self._cost))
+        if self.steps and (last or now > self._drawn + pause):
             said = epoch_line(self.epochs[-1]) if self.epochs else "the first epoch is not over yet"
             alt = f"Loss by step and accuracy by epoch; {said}"
-            self._handles[1].update(image(plot_losses({"steps": self.steps, "epochs": self.epochs}), alt))
+            history = {"steps": self.steps, "epochs": self.epochs, "resumed": self.resumed}
+            self._handles[1].update(image(plot_losses(history), alt))
             self._drawn = time.monotonic()
             self._cost = self._drawn - now
 

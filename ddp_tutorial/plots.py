@@ -63,29 +63,35 @@ def image(drawing: Figure, alt: str) -> Image:
 def plot_losses(history: History | str | os.PathLike) -> Figure:
     """Draw loss by step, the mean bold and each rank's thin, and loss and accuracy by epoch.
 
+    A dashed line marks where the run went on from a checkpoint.
+
     ``history`` is what :func:`train` returned, or the path of a ``history.jsonl``.
     """
     if isinstance(history, str | os.PathLike):
-        steps, epochs = read_history(history)
-    else:
-        steps, epochs = history["steps"], history["epochs"]
+        history = read_history(history)
     drawing, (left, right) = figure(columns=2, size=(9.5, 3.4))
-    _draw_steps(left, steps)
-    _draw_epochs(right, epochs)
+    _draw_steps(left, history["steps"], history["resumed"])
+    _draw_epochs(right, history["epochs"])
     return drawing
 
 
-def _draw_steps(axes: Any, steps: list[dict]) -> None:
+def _draw_steps(axes: Any, steps: list[dict], resumed: list[int]) -> None:
     numbers = [step["step"] for step in steps]
-    for rank, losses in enumerate(zip(*(step["train_loss_by_rank"] for step in steps))):
+    by_rank = [step["train_loss_by_rank"] for step in steps]
+    for rank in range(max(map(len, by_rank), default=0)):  # a run can go on with another number of ranks
+        losses = [some[rank] if rank < len(some) else float("nan") for some in by_rank]
         axes.plot(numbers, losses, color=rank_color(rank), linewidth=0.8, alpha=0.8, label=f"rank {rank}")
     axes.plot(numbers, [step["train_loss"] for step in steps], color=MEAN_COLOR, linewidth=2, label="mean of all")
+    for index, step in enumerate(resumed):
+        label = None if index else "went on from a checkpoint"
+        axes.axvline(step + 0.5, color=MEAN_COLOR, linewidth=1, linestyle="--", label=label)
     axes.set(xlabel="step", ylabel="training loss (nats a sample)", ylim=(0, None))
     if steps:
         axes.set_title(
             f"Loss {steps[0]['train_loss']:.2f} at first, {steps[-1]['train_loss']:.2f} at step {numbers[-1]}"
         )
-        axes.legend(frameon=False, ncols=2 if len(steps[0]["train_loss_by_rank"]) > 4 else 1)
+        # A frame without a line: otherwise the dashed mark can run through the words.
+        axes.legend(framealpha=0.9, edgecolor="none", ncols=2 if len(by_rank[0]) > 4 else 1)
 
 
 def _draw_epochs(axes: Any, epochs: list[dict]) -> None:

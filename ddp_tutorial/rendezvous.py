@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections import Counter
 from datetime import timedelta
 
@@ -33,7 +35,38 @@ def open_store(rank: int, world_size: int, limit: timedelta) -> dist.Store:
         raise TimeoutError(
             f"rank {rank} of {world_size} found no store at {address}, where rank 0 should be"
         ) from error
-    return dist.PrefixStore(f"ddp_tutorial/{number}", store)
+    store = dist.PrefixStore(f"ddp_tutorial/{number}", store)
+    # torchrun's store outlives the processes that it starts anew after a failure, and with it what the last ones wrote.
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return dist.PrefixStore(_fresh_name(store, rank, world_size, limit), store) if outlives else store
+
+
+def _fresh_name(store: dist.Store, rank: int, world_size: int, limit: timedelta) -> str:
+    """Return a name that the ranks which are starting now share, and none that was started before.
+
+    Each rank says hello with a number of its own; rank 0 answers with the name. It goes on answering until each rank
+    has confirmed, since the first hello that it finds may be that of a rank which is long dead.
+    """
+    mine = uuid.uuid4().hex
+    store.set(f"hello/{rank}", mine)
+    if rank > 0:
+        try:
+            store.wait([f"answer/{mine}"], limit)
+        except RuntimeError:
+            raise _too_late(rank, world_size, limit, [0]) from None
+        name = store.get(f"answer/{mine}").decode()
+        store.set(f"{name}/confirmed/{rank}", "yes")
+        return name
+    end, missing = time.monotonic() + limit.total_seconds(), list(range(1, world_size))
+    while missing:
+        if time.monotonic() > end:
+            raise _too_late(rank, world_size, limit, missing)
+        for other in missing:
+            if store.check([f"hello/{other}"]):
+                store.set(f"answer/{store.get(f'hello/{other}').decode()}", mine)
+        time.sleep(0.002)
+        missing = [other for other in missing if not store.check([f"{mine}/confirmed/{other}"])]
+    return mine
 
 
 def meet(occasion: str, store: dist.Store, rank: int, world_size: int, limit: timedelta) -> None:
@@ -49,8 +82,12 @@ def meet(occasion: str, store: dist.Store, rank: int, world_size: int, limit: ti
         missing = [other for other in range(world_size) if not store.check([arrived[other]])]
         if not missing:
             raise
-        raise TimeoutError(
-            f"rank {rank} of {world_size} waited {limit.total_seconds():g} s for "
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}, which did not arrive. "
-            f"Were {world_size} processes started, and did each of them get here?"
-        ) from None
+        raise _too_late(rank, world_size, limit, missing) from None
+
+
+def _too_late(rank: int, world_size: int, limit: timedelta, missing: list[int]) -> TimeoutError:
+    return TimeoutError(
+        f"rank {rank} of {world_size} waited {limit.total_seconds():g} s for "
+        f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}, which did not arrive. "
+        f"Were {world_size} processes started, and did each of them get here?"
+    )

@@ -10,13 +10,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from .checkpoint import Checkpoints
 from .cleanup import process_group
 from .data import Splits, eval_loader, load_dataset, train_loader
 from .environment import Environment
 from .evaluation import evaluate, to_device
-from .history import History, Recorder
+from .history import History
 from .model import Net
+from .recorder import Recorder
 from .wrap import assert_replicas_agree, wrap
+
+_SAME = ("dataset", "batch_size", "lr", "momentum", "dropout", "seed")  # what a run that goes on must not change
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,16 @@ class Config:
     seed: int = 0
     report_every: int = 10  # steps between two fetches of the losses from the device
     out: str | None = None  # a folder for history.jsonl and model.pt, written by rank 0
+    checkpoint: str | None = None  # a folder for checkpoints; a run that finds some there goes on from the last
+    checkpoint_every: int = 50  # steps between two checkpoints; the end of each epoch has one as well
 
     def __post_init__(self) -> None:
-        for name in ("data", "out"):  # a Path is welcome, and becomes a string, which JSON can hold
+        for name in ("data", "out", "checkpoint"):  # a Path is welcome, and becomes a string, which JSON can hold
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         if self.dataset not in ("digits", "mnist"):
             raise ValueError(f"dataset must be 'digits' or 'mnist', not {self.dataset!r}")
-        for name in ("epochs", "batch_size", "report_every"):
+        for name in ("epochs", "batch_size", "report_every", "checkpoint_every"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1 up, not {value!r}")
@@ -61,7 +67,8 @@ def train(config: Config = Config(), model: nn.Module | None = None, data: Split
     """Train ``model`` (``Net`` if none is given) on all ranks and return the history, the same on each rank.
 
     Run it in each rank: ``launch(train, (Config(epochs=3),))`` or ``torchrun``. ``data`` takes any two map-style data
-    sets of (input, class) pairs as ``(train, eval)``. Raises ``AssertionError`` if the replicas disagree at the end.
+    sets of (input, class) pairs as ``(train, eval)``. With ``config.checkpoint`` it saves as it goes, and goes on from
+    there. Raises ``AssertionError`` if the replicas disagree at the end, ``ValueError`` for a foreign run's checkpoint.
     """
     with process_group() as env:
         # A function of its own: when it returns, its model lets go of the group, which can then end.
@@ -77,19 +84,29 @@ def _train(config: Config, model: nn.Module | None, data: Splits | None, env: En
     held_out = eval_loader(data.eval, env, batch_size=1000)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     recorder = Recorder(env, asdict(config), config.report_every, config.epochs * len(loader), config.out)
-    for epoch in range(1, config.epochs + 1):
+    checkpoints = Checkpoints(
+        config.checkpoint,
+        env,
+        parts={"model": model.module, "optimizer": optimizer, "history": recorder},
+        settings={name: getattr(config, name) for name in _SAME} | {"samples": len(data.train)},
+        every=config.checkpoint_every,
+    )
+    checkpoints.load()
+    for epoch in range(checkpoints.epoch, config.epochs + 1):
         loader.sampler.set_epoch(epoch)  # without it, every epoch repeats the order of the first
         recorder.start_epoch(epoch)
         model.train()
-        for inputs, targets in loader:
+        for inputs, targets in checkpoints.rest_of_epoch(loader):
             inputs, targets = to_device(inputs, targets, loader, env)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
             loss.backward()  # gradients are averaged over the ranks in here
             optimizer.step()
             recorder.step(loss, len(targets))
+            checkpoints.end_step(len(targets))
         recorder.end_training()
         recorder.end_epoch(*evaluate(model, held_out, env))
+        checkpoints.end_epoch()
     assert_replicas_agree(model)
     recorder.save(model.module)
     return recorder.history

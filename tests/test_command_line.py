@@ -34,7 +34,7 @@ def test_a_run_leaves_losses_a_picture_and_weights(how, request):
     result, folder = request.getfixturevalue(how)
     assert result.returncode == 0, result.stderr
     assert sorted(file.name for file in folder.iterdir()) == ["history.jsonl", "loss.png", "model.pt"]
-    steps, epochs = read_history(folder / "history.jsonl")
+    steps, epochs, _ = read_history(folder / "history.jsonl").values()
     assert [step["step"] for step in steps] == list(range(1, 9))
     assert [len(step["train_loss_by_rank"]) for step in steps] == [2] * 8
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -46,8 +46,8 @@ def test_a_run_leaves_losses_a_picture_and_weights(how, request):
 
 
 def test_both_ways_lead_to_the_same_losses(with_python, with_torchrun):
-    (steps, epochs), (other_steps, other_epochs) = (
-        read_history(folder / "history.jsonl") for _, folder in (with_python, with_torchrun)
+    (steps, epochs, _), (other_steps, other_epochs, _) = (
+        read_history(folder / "history.jsonl").values() for _, folder in (with_python, with_torchrun)
     )
     for step, other in zip(steps, other_steps, strict=True):
         assert step["train_loss"] == pytest.approx(other["train_loss"], abs=1e-6)
@@ -125,7 +125,7 @@ def test_mnist_from_its_own_files(tmp_path):
     run = ("--dataset", "mnist", "--data", "data", "--epochs", "1", "--batch-size", "10", "--out", "run")
     result = python("-m", "ddp_tutorial", *run, "--device", "cpu", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    steps, (epoch,) = read_history(tmp_path / "run" / "history.jsonl")
+    steps, (epoch,), _ = read_history(tmp_path / "run" / "history.jsonl").values()
     assert len(steps) == 5
     assert epoch["eval_accuracy"] * 30 == pytest.approx(round(epoch["eval_accuracy"] * 30))
 

@@ -1,12 +1,14 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from support import devices
 from torch.utils.data import Subset, TensorDataset
 
-from ddp_tutorial import Environment, data, eval_loader, load_dataset, train_loader
+from ddp_tutorial import Environment, data, eval_loader, load_dataset, process_group, train_loader
 from ddp_tutorial.data import Images
 
 SIZES = [1, 2, 3, 7, 10, 64]
@@ -154,3 +156,36 @@ def test_several_can_prepare_at_once(tmp_path):
         loaded = list(pool.map(lambda _: load_dataset("digits", tmp_path), range(4)))
     assert [len(splits.train) for splits in loaded] == [1437] * 4
     assert [file.name for file in tmp_path.iterdir()] == ["digits.pt"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux, to count memory")
+def test_the_47_mb_of_mnist_are_in_memory_once_for_all_ranks(two, tmp_path):
+    """Each rank reads every image, and its own memory grows by less than 10 MB; the measure would see a copy."""
+    images = torch.randint(0, 256, (60_000, 1, 28, 28), dtype=torch.uint8)
+    part = images, torch.zeros(60_000, dtype=torch.int64)
+    torch.save({"train": part, "eval": part, "mean": 0.1307, "std": 0.3081}, tmp_path / "mnist.pt")
+
+    def private():
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1e3
+
+    def grown(folder, copy):
+        with process_group() as env:
+            read = load_dataset("mnist", folder).train.images[:64].sum().item()
+            dist.barrier()
+            before = private()
+            mapped = load_dataset("mnist", folder).train
+            kept = mapped.images.clone() if copy else None
+            read = sum(
+                mapped.__getitems__(list(range(first, first + 600)))[0].sum().item() for first in range(0, 60_000, 600)
+            )
+            dist.barrier()  # counted while both have the file open
+            after = private()
+            dist.barrier()
+            del kept
+            return after - before, read
+
+    for (megabytes, read), (more, again) in zip(two.run(grown, (tmp_path, False)), two.run(grown, (tmp_path, True))):
+        assert read == again == images.sum().item()
+        assert megabytes < 10
+        assert more > 40

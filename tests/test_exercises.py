@@ -140,7 +140,9 @@ def test_inputs_are_fresh_each_time():
         assert not all(same(draws[0], other) for other in draws[1:]), name
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS[1:9], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in NOTEBOOKS if path.stem[:2] not in ("00", "11")], ids=lambda path: path.stem
+)
 def test_a_notebook_has_exercises_with_a_check_and_a_folded_solution(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     found = {kind: [cell for cell in cells if kind in cell["metadata"].get("tags", [])] for kind in KINDS}

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from ddp_tutorial import Config, process_group, train
-from ddp_tutorial.history import Recorder, read_history
+from ddp_tutorial.history import read_history
+from ddp_tutorial.recorder import Recorder
 
 SETTINGS = {"batch_size": 2}
 
@@ -55,14 +56,14 @@ def test_records_are_written_by_rank_0_as_they_come(two, tmp_path):
     out = tmp_path / "new" / "folder"
     history, _ = two.run(record, ([[(1.0, 1), (3.0, 1)]] * 3, 2, str(out)))
     assert [file.name for file in out.iterdir()] == ["history.jsonl"]
-    assert read_history(out / "history.jsonl") == (history["steps"], history["epochs"])
+    assert read_history(out / "history.jsonl") == {name: history[name] for name in ("steps", "epochs", "resumed")}
     assert all(json.loads(line) for line in (out / "history.jsonl").read_text().splitlines())
 
 
 def test_a_second_run_replaces_the_files_of_the_first(data, tmp_path):
     for _ in range(2):
         history = train(Config(data=data, epochs=1, out=tmp_path))
-    assert read_history(tmp_path / "history.jsonl") == (history["steps"], history["epochs"])
+    assert read_history(tmp_path / "history.jsonl") == {name: history[name] for name in ("steps", "epochs", "resumed")}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["history.jsonl", "model.pt"]
 
 

@@ -7,6 +7,7 @@ from ddp_tutorial.plots import epoch_line
 def history(steps=4, ranks=2, epochs=2):
     losses = [[2.0 / step + 0.1 * rank for rank in range(ranks)] for step in range(1, steps + 1)]
     return {
+        "resumed": [],
         "steps": [
             {"step": number, "epoch": 1, "train_loss": sum(loss) / ranks, "train_loss_by_rank": loss}
             for number, loss in enumerate(losses, start=1)
@@ -77,7 +78,7 @@ def test_a_training_that_failed_early_leaves_a_bar_where_it_stopped(shown):
     assert 'max="100"' in shown[0].contents[-1].data
 
 
-def test_thousands_of_steps_make_two_pictures_a_second_and_ten_bars(shown, monkeypatch):
+def test_thousands_of_steps_make_two_pictures_a_second_at_most_and_four_bars(shown, monkeypatch):
     told, clock = history(steps=6000), iter(range(10**9))
     monkeypatch.setattr(live.time, "monotonic", lambda: next(clock) / 2000)  # asked once or twice for each step
     pictures = []
@@ -90,6 +91,40 @@ def test_thousands_of_steps_make_two_pictures_a_second_and_ten_bars(shown, monke
     bar, picture = shown
     assert 3 < seconds < 12
     assert 5 <= len(pictures) <= 2 * seconds + 1
-    assert len(bar.contents) <= 10 * seconds + 3
+    assert len(bar.contents) <= 4 * seconds + 3
     assert pictures[0] < 2000 and "not over yet" in picture.contents[1], "the curve moves before an epoch is over"
     assert pictures[-1] == 6000 and epoch_line(told["epochs"][0]) in picture.contents[-1]
+
+
+def test_a_long_training_spends_ever_less_on_pictures(shown, monkeypatch):
+    """Of a clock of this test's own: each look at it takes 1 ms, each picture 100 ms."""
+    told, seconds = history(steps=40_000), 0.0
+
+    def clock(passed=0.001):
+        nonlocal seconds
+        seconds += passed
+        return seconds
+
+    at = []
+    monkeypatch.setattr(live.time, "monotonic", clock)
+    monkeypatch.setattr(live, "plot_losses", lambda so_far: at.append(clock(0.1)))
+    monkeypatch.setattr(live, "image", lambda drawing, alt: alt)
+    plot = LivePlot()
+    for event in events(told):
+        plot(event)
+    assert sum(moment < 5 for moment in at) >= 5
+    assert 0.1 * sum(20 < moment < seconds - 1 for moment in at) < 0.02 * (seconds - 20)
+    gaps = [later - earlier for earlier, later in zip(at, at[1:])]
+    assert max(gaps) < 15, "it goes on moving"
+
+
+def test_a_run_that_goes_on_shows_what_it_had(shown):
+    told = history(steps=4)
+    start, *rest = events(told)
+    plot = LivePlot()
+    plot(start)
+    plot({"rank": 0, "steps": told["steps"][:3], "epochs": [], "resumed": [3]})
+    for event in rest[3:]:
+        plot(event)
+    assert 'value="4" max="4"' in shown[0].contents[-1].data
+    assert plot.resumed == [3]

@@ -13,6 +13,7 @@ from ddp_tutorial.plots import MEAN_COLOR, RANK_COLORS, figure, picture, rank_co
 def history(steps=4, ranks=2, epochs=2):
     losses = [[2.0 / step + 0.1 * rank for rank in range(ranks)] for step in range(1, steps + 1)]
     return {
+        "resumed": [],
         "steps": [
             {"step": number, "epoch": 1, "train_loss": sum(loss) / ranks, "train_loss_by_rank": loss}
             for number, loss in enumerate(losses, start=1)
@@ -90,3 +91,14 @@ def test_a_picture_can_be_drawn_of_the_file_of_a_run(tmp_path):
 @pytest.mark.parametrize("part", ["steps", "epochs"])
 def test_a_run_that_was_cut_short_can_be_drawn(part, tmp_path):
     plot_losses(history() | {part: []}).savefig(tmp_path / "loss.png")
+
+
+def test_a_run_that_went_on_with_more_ranks_has_a_mark_and_each_rank_where_it_was():
+    told = history(steps=4, ranks=1)
+    told["steps"] = told["steps"][:2] + [dict(step, train_loss_by_rank=[1.0, 2.0]) for step in told["steps"][2:]]
+    told["resumed"] = [2]
+    axes = plot_losses(told).axes[0]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert list(lines["went on from a checkpoint"].get_xdata()) == [2.5, 2.5]
+    assert str(lines["rank 1"].get_ydata().tolist()) == str([float("nan")] * 2 + [2.0] * 2)
+    assert len(lines["rank 0"].get_ydata()) == 4

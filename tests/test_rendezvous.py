@@ -1,9 +1,12 @@
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
 from support import free_port
 
-from ddp_tutorial import init_environment, process_group
+from ddp_tutorial import init_environment, process_group, rendezvous
 from ddp_tutorial.environment import TIMEOUT
 from ddp_tutorial.rendezvous import STORE
 
@@ -40,3 +43,38 @@ def test_a_process_can_join_again_after_leaving(two):
         return total.item()
 
     assert two.run(join_three_times) == [3, 3]
+
+
+class TestTheStoreOfTorchrun:
+    """It outlives the ranks that torchrun starts anew, and what the last ones wrote is still in it."""
+
+    @staticmethod
+    def meet(store, world_size, seconds=10, absent=()):
+        def one(rank):
+            return rendezvous._fresh_name(store, rank, world_size, timedelta(seconds=seconds))
+
+        with ThreadPoolExecutor(world_size) as pool:
+            return [pool.submit(one, rank) for rank in range(world_size) if rank not in absent]
+
+    def test_each_start_has_a_name_of_its_own_and_all_its_ranks_share_it(self):
+        store, names = dist.HashStore(), []
+        for world_size in (3, 3, 2, 4, 1):  # a host left, two joined
+            found = {future.result() for future in self.meet(store, world_size)}
+            assert len(found) == 1
+            names += found
+        assert len(set(names)) == 5
+
+    def test_a_rank_of_the_last_start_does_not_stand_in_for_one_that_is_missing(self):
+        store = dist.HashStore()
+        self.meet(store, 3)
+        first, second = self.meet(store, 3, seconds=1, absent=[2])
+        with pytest.raises(TimeoutError, match="rank 0 of 3 waited 1 s for rank 2, which did not arrive"):
+            first.result()
+        assert second.result()  # the others have met, and `meet` will tell them who is missing
+
+    def test_ranks_wait_for_rank_0(self):
+        store = dist.HashStore()
+        self.meet(store, 2)
+        (second,) = self.meet(store, 2, seconds=1, absent=[0])
+        with pytest.raises(TimeoutError, match="rank 1 of 2 waited 1 s for rank 0, which did not arrive"):
+            second.result()

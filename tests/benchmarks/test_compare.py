@@ -1,4 +1,4 @@
-"""The benchmark runs and compares; what it finds is no matter of a test."""
+"""The programs that measure run and compare; what they find is no matter of a test."""
 
 import json
 
@@ -6,13 +6,14 @@ import images
 import pytest
 from support import ROOT, python
 
-COMPARE = ROOT / "tests" / "benchmarks" / "compare.py"
+HERE = ROOT / "tests" / "benchmarks"
 
 
+@pytest.mark.benchmarks
 def test_programs_that_do_the_same_work_are_compared(tmp_path):
     images.make(tmp_path / "data", train=1280, held_out=320)
     options = ("--programs=usual,bare,ours", "--rounds=1", "--epochs=2", "--ranks=2", "--device=cpu")
-    result = python(COMPARE, *options, f"--out={tmp_path}", cwd=tmp_path)
+    result = python(HERE / "compare.py", *options, f"--out={tmp_path}", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "ours to bare, samples/s: " in result.stdout
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
@@ -32,3 +33,24 @@ def test_the_images_are_of_the_size_and_the_kind_of_mnist(tmp_path):
     assert tuple(train.data.shape) == (100, 28, 28) and len(held_out.targets) == 50
     assert set(train.targets.tolist()) <= set(range(10))
     assert train.data.float().mean() == pytest.approx(33, abs=12), "as dark as MNIST"
+
+
+@pytest.mark.benchmarks
+def test_ways_to_start_are_compared(tmp_path):
+    result = python(HERE / "launching.py", "--rounds=1", "--ranks=2", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for way in ("bare spawn, 2 ranks", "launch, 2 ranks", "torchrun, 2 ranks", "warm, 100 MB from each, 2"):
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith(way + " ")]
+        assert float(line[len(way) :].split()[0]) > 0
+    assert "of a bare spawn" in result.stdout
+
+
+@pytest.mark.benchmarks
+def test_ways_to_watch_are_compared(tmp_path):
+    images.make(tmp_path / "data", train=1280, held_out=320)
+    result = python(
+        HERE / "watching.py", "--rounds=1", "--epochs=2", f"--data={tmp_path / 'data'}", cwd=tmp_path, timeout=170
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].startswith("once an epoch, nobody listens")
+    assert len(result.stdout.splitlines()) == 5 and result.stdout.count(" %") >= 5

@@ -1,0 +1,135 @@
+"""Losses of all ranks, measured without making a step wait. Taught in ``notebooks/05_training_loop.ipynb``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .environment import Environment
+from .history import History, write_records
+from .reporting import report
+
+
+class Recorder:
+    """Collects each rank's losses on its device, exchanges them every ``every`` steps, and has rank 0 pass them on.
+
+    ``out`` is a folder: rank 0 writes each record to ``out/history.jsonl`` as it comes, and the weights at the end.
+    """
+
+    def __init__(self, env: Environment, config: dict, every: int, total_steps: int, out: str | None) -> None:
+        self._env, self._every = env, every
+        self._losses: list[torch.Tensor] = []
+        self._counts: list[int] = []
+        self._under_way: tuple[dist.Work, list[torch.Tensor]] | None = None
+        self._epoch = 0
+        batch = config["batch_size"] * env.world_size
+        place = {"world_size": env.world_size, "global_batch": batch, "device": env.device.type}
+        self.history = History(config=config, **place, steps=[], epochs=[], resumed=[])
+        self._out = Path(out) if out and env.is_main else None
+        if self._out:
+            self._out.mkdir(parents=True, exist_ok=True)
+            write_records(self._out / "history.jsonl", [], append=False)
+        if env.is_main:
+            report(total_steps=total_steps, **place)
+
+    def start_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:  # otherwise it is the rest of an epoch that was interrupted
+            self._epoch, self._seconds = epoch, 0.0
+            self._sums = torch.zeros(self._env.world_size, 2, dtype=torch.float64)
+        self._started = time.perf_counter()
+
+    def step(self, loss: torch.Tensor, count: int) -> None:
+        """Note the mean ``loss`` of this rank's ``count`` samples; it stays on the device until it is exchanged."""
+        # No .item() here: it would make every step wait until the device has finished it.
+        self._losses.append(loss.detach())
+        self._counts.append(count)
+        if len(self._losses) == self._every:
+            self._exchange()
+
+    def end_training(self) -> None:
+        """Exchange what is left of this epoch's losses and stop its clock."""
+        self._exchange()
+        self._receive()
+        elapsed = self._seconds + time.perf_counter() - self._started
+        seconds = torch.tensor(elapsed, device=self._env.device, dtype=torch.float64)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # an epoch lasts as long as on its slowest rank
+        self._seconds = seconds.item()
+
+    def end_epoch(self, eval_loss: float, eval_accuracy: float) -> None:
+        record = {"epoch": self._epoch, **self._mean(self._sums), "eval_loss": eval_loss}
+        samples = self._sums[:, 1].sum().item()
+        record |= {"eval_accuracy": eval_accuracy, "seconds": self._seconds}
+        self._keep("epochs", [record | {"samples_per_second": samples / self._seconds}])
+
+    def save(self, module: nn.Module) -> None:
+        """Write the weights of ``module`` to ``out/model.pt``, on rank 0, for ``torch.load`` as it is."""
+        if self._out:
+            weights = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
+            # Under another name first: whoever kills the run now still has the file of the run before.
+            torch.save(weights, self._out / "model.pt.new")
+            os.replace(self._out / "model.pt.new", self._out / "model.pt")
+
+    def state_dict(self) -> dict:
+        """Return what a checkpoint needs of the history. A collective: it exchanges the losses that wait."""
+        self._exchange()
+        self._receive()
+        seconds = self._seconds + time.perf_counter() - self._started
+        kept = {name: self.history[name] for name in ("steps", "epochs", "resumed")}
+        return kept | {"epoch": self._epoch, "sums": self._sums, "seconds": seconds}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state``, as :meth:`state_dict` returned it, perhaps with another number of ranks."""
+        self._epoch, self._seconds = state["epoch"], state["seconds"]
+        rows = max(len(state["sums"]), self._env.world_size)
+        self._sums = torch.zeros(rows, 2, dtype=torch.float64)
+        self._sums[: len(state["sums"])] = state["sums"]
+        kept = {name: list(state[name]) for name in ("steps", "epochs", "resumed")}
+        kept["resumed"].append(len(kept["steps"]))
+        self.history.update(kept)
+        if self._env.is_main:
+            report(**kept)
+        if self._out:
+            records = sorted(kept["steps"] + kept["epochs"], key=lambda record: (record["epoch"], "step" not in record))
+            records += [{"resumed": step} for step in kept["resumed"]]
+            write_records(self._out / "history.jsonl", records, append=False)
+
+    def _exchange(self) -> None:
+        self._receive()
+        if not self._losses:
+            return
+        counts = torch.tensor(self._counts, device=self._env.device, dtype=torch.float64)
+        mine = torch.stack([torch.stack(self._losses).double() * counts, counts], dim=1)  # (steps, 2): sum and count
+        self._losses, self._counts = [], []
+        everyone = [torch.empty_like(mine) for _ in range(self._env.world_size)]
+        # Not waited for: it travels while the next steps compute.
+        self._under_way = dist.all_gather(everyone, mine, async_op=True), everyone
+
+    def _receive(self) -> None:
+        if self._under_way is None:
+            return
+        (work, everyone), self._under_way = self._under_way, None
+        work.wait()
+        records = []
+        for sums in torch.stack(everyone, dim=1).cpu():  # one transfer; per step (world_size, 2)
+            self._sums[: self._env.world_size] += sums
+            number = len(self.history["steps"]) + len(records) + 1
+            records.append({"step": number, "epoch": self._epoch, **self._mean(sums)})
+        self._keep("steps", records)
+
+    @staticmethod
+    def _mean(sums: torch.Tensor) -> dict:
+        total, count = sums.sum(dim=0).tolist()
+        return {"train_loss": total / count, "train_loss_by_rank": (sums[:, 0] / sums[:, 1]).tolist()}
+
+    def _keep(self, kind: str, records: list[dict]) -> None:
+        self.history[kind].extend(records)
+        if self._env.is_main:
+            for record in records:
+                report(**record)
+        if self._out:
+            write_records(self._out / "history.jsonl", records)
