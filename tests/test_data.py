@@ -170,7 +170,7 @@ def test_the_47_mb_of_mnist_are_in_memory_once_for_all_ranks(two, tmp_path):
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1e3
 
     def grown(folder, copy):
-        with process_group() as env:
+        with process_group():
             read = load_dataset("mnist", folder).train.images[:64].sum().item()
             dist.barrier()
             before = private()

@@ -72,7 +72,7 @@ def started(way: str, ranks: int) -> float:
             from accelerate import notebook_launcher
 
             os.environ["ACCELERATE_USE_CPU"] = "true"
-            notebook_launcher(forked, (folder,), num_processes=ranks, use_port="0")
+            notebook_launcher(forked, (folder,), num_processes=ranks)
         return max(float(Path(folder, str(rank)).read_text()) for rank in range(ranks)) - began
 
 
