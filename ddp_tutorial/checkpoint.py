@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from .environment import Environment
+from .rendezvous import STORE
 from .resuming import random_state, rest_of_epoch, set_random_state
 from .storage import newest_checkpoint, write_checkpoint
 
@@ -43,7 +44,9 @@ class Checkpoints:
     ) -> None:
         self._folder = Path(folder) if folder else None
         self._env, self._parts, self._settings = env, parts, dict(settings)
-        self._every, self._keep, self._parent = every, keep, os.getppid()
+        self._every, self._keep = every, keep
+        launched = {"TORCHELASTIC_RUN_ID", STORE} & os.environ.keys()  # a shell may end before what it started
+        self._parent = os.getppid() if launched else None
         self.epoch, self.done, self.step = 1, 0, 0  # done: how many samples of this epoch all ranks have taken
         _asked.clear()
         if folder and hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
@@ -109,7 +112,8 @@ class Checkpoints:
 
     def save(self) -> None:
         """Save everything now. A collective: each rank brings its random numbers, and rank 0 writes."""
-        if os.getppid() != self._parent:  # torchrun was killed, and whoever starts the run again uses these files
+        # torchrun was killed, and whoever starts the run again uses the same files.
+        if self._parent and os.getppid() != self._parent:
             raise RuntimeError("the process that started this rank is gone, so it saves no more checkpoints and ends")
         _asked.clear()
         random: list[Any] = [None] * self._env.world_size

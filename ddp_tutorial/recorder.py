@@ -33,9 +33,13 @@ class Recorder:
         self._out = Path(out) if out and env.is_main else None
         if self._out:
             self._out.mkdir(parents=True, exist_ok=True)
-            write_records(self._out / "history.jsonl", [], append=False)
         if env.is_main:
             report(total_steps=total_steps, **place)
+
+    def start_anew(self) -> None:
+        """Forget what an earlier run has left in ``out``."""
+        if self._out:
+            write_records(self._out / "history.jsonl", [], append=False)
 
     def start_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:  # otherwise it is the rest of an epoch that was interrupted

@@ -32,7 +32,8 @@ def write_checkpoint(folder: Path, step: int, state: dict, keep: int) -> Path:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-    for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+    # Of those up to this one: newer ones are damaged or foreign, and must not push out what is whole.
+    for old in sorted(file for file in folder.glob("step-*.pt") if file.name <= path.name)[:-keep]:
         old.unlink()
     return path
 

@@ -91,7 +91,8 @@ def _train(config: Config, model: nn.Module | None, data: Splits | None, env: En
         settings={name: getattr(config, name) for name in _SAME} | {"samples": len(data.train)},
         every=config.checkpoint_every,
     )
-    checkpoints.load()
+    if not checkpoints.load():  # only now: a run that is refused must not empty the file of the other one
+        recorder.start_anew()
     for epoch in range(checkpoints.epoch, config.epochs + 1):
         loader.sampler.set_epoch(epoch)  # without it, every epoch repeats the order of the first
         recorder.start_epoch(epoch)

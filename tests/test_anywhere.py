@@ -8,6 +8,8 @@ import sys
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.launcher
+
 
 @pytest.fixture
 def copy(tmp_path):

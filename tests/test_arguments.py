@@ -69,6 +69,7 @@ def test_a_process_that_has_used_cuda_asks_a_fresh_one(monkeypatch):
     assert choice.visible_devices.__wrapped__("anything").get("cuda", 0) == 0
 
 
+@pytest.mark.launcher
 @CPU_ONLY
 @pytest.mark.parametrize("setting", ["", "-1", "0,0", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-GPU-x/1/2"])
 def test_with_any_visible_devices_an_empty_call_runs_and_says_on_what_and_why(setting, monkeypatch, capsys):

@@ -151,7 +151,8 @@ def test_the_rest_of_an_epoch_leaves_the_ranks_own_random_numbers_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.cluster)])
+@pytest.mark.launcher
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_another_number_of_ranks_goes_on_from_the_same_weights_with_the_samples_that_are_left(
     config, two, tmp_path, ranks
 ):
@@ -191,6 +192,7 @@ def test_a_file_that_is_damaged_or_foreign_is_passed_over_with_a_line(tmp_path, 
     assert said in line
 
 
+@pytest.mark.launcher
 def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before_and_nothing_else(
     config, through, two, tmp_path, capfd
 ):
@@ -353,6 +355,7 @@ def test_the_order_is_that_of_the_usual_sampler():
     assert list(rest_of_epoch(loader, env, 4).sampler) == list(usual)[2:]
 
 
+@pytest.mark.launcher
 def test_from_a_shell_a_second_call_goes_on(data, tmp_path):
     call = ("-m", "ddp_tutorial", "--device", "cpu", "--world-size", "2", "--batch-size", "200", "--data", data)
     call += ("--checkpoint", "run")
@@ -374,3 +377,38 @@ def test_from_a_shell_a_second_call_goes_on(data, tmp_path):
 def test_an_interval_that_cannot_be_is_refused(value):
     with pytest.raises(ValueError, match="checkpoint_every must be a whole number"):
         Config(checkpoint_every=value)
+
+
+def test_a_run_that_is_refused_leaves_the_history_of_the_other_one(config, two, tmp_path):
+    config = replace(config, epochs=1, out=tmp_path, checkpoint=tmp_path)
+    two.run(train, (config,))
+    before = (tmp_path / "history.jsonl").read_text()
+    with pytest.raises(LaunchError, match="seed=0, and this one has seed=5"):
+        two.run(train, (replace(config, seed=5),))
+    assert (tmp_path / "history.jsonl").read_text() == before
+
+
+def test_damaged_files_of_later_steps_do_not_push_out_those_that_are_whole(tmp_path):
+    for step in (90, 95):
+        (tmp_path / f"step-{step:08d}.pt").write_bytes(b"damaged")
+    for step in (5, 10, 15):
+        write_checkpoint(tmp_path, step, {"step": step}, keep=2)
+    path, state, passed_over = newest_checkpoint(tmp_path)
+    assert (path.name, state["step"], len(passed_over)) == ("step-00000015.pt", 15, 2)
+    assert (tmp_path / "step-00000010.pt").exists() and not (tmp_path / "step-00000005.pt").exists()
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_rank_whose_launcher_is_gone_saves_no_more_and_one_without_a_launcher_does(launched, tmp_path, monkeypatch):
+    if launched:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    with process_group(device="cpu") as env:
+        checkpoints = Checkpoints(tmp_path, env, {}, {}, every=1)
+        checkpoints.end_step(1)
+        monkeypatch.setattr(os, "getppid", lambda: 1)  # torchrun was killed, or the shell has ended
+        if launched:
+            with pytest.raises(RuntimeError, match="the process that started this rank is gone"):
+                checkpoints.end_step(1)
+        else:
+            checkpoints.end_step(1)
+    assert len(list(tmp_path.iterdir())) == (1 if launched else 2)

@@ -9,6 +9,8 @@ from support import TORCHRUN, python, write_mnist
 from ddp_tutorial import Config, Net
 from ddp_tutorial.history import read_history
 
+pytestmark = pytest.mark.launcher
+
 command_line = importlib.import_module("ddp_tutorial.__main__")
 SMALL = ("--epochs", "2", "--batch-size", "200", "--seed", "4")
 

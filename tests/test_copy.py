@@ -17,6 +17,8 @@ import json, os, sys
 import torch
 from NAME import Config, launch, train
 
+pytestmark = pytest.mark.launcher
+
 data = torch.utils.data.TensorDataset(torch.arange(60.0).view(20, 3) / 60, torch.arange(20) % 2)
 model = torch.nn.Sequential(torch.nn.Linear(3, 2))
 for parameter in model.parameters():

@@ -13,6 +13,8 @@ from support import all_gone
 from ddp_tutorial import LaunchError, process_group, report
 from ddp_tutorial.failures import Failure, describe, from_description, from_exit
 
+pytestmark = pytest.mark.launcher
+
 
 def failure_of(ranks, fn, args=()):
     """Return the error of a launch, after which no rank of it may be left."""

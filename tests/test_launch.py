@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_tutorial import launch, process_group
 
+pytestmark = pytest.mark.launcher
+
 
 def sum_of_ranks(offset=0):
     """A function of a module: it travels by reference."""

@@ -20,6 +20,8 @@ import torch
 from ddp_tutorial import Ranks, launch, process_group, report
 from torch.utils.data import DataLoader
 
+pytestmark = pytest.mark.launcher
+
 def endless():
     worker = iter(DataLoader(range(100), num_workers=1))
     report(pids=[os.getpid(), worker._workers[0].pid])

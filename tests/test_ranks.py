@@ -1,11 +1,14 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 import torch.distributed as dist
 from support import all_gone
 
 from ddp_tutorial import Ranks, process_group
+
+pytestmark = pytest.mark.launcher
 
 
 def sum_of_ranks(offset=0):

@@ -7,6 +7,8 @@ import pytest
 from ddp_tutorial import Ranks, launch
 from ddp_tutorial.sources import Snapshot, import_roots, own_files
 
+pytestmark = pytest.mark.launcher
+
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
