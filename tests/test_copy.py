@@ -11,13 +11,13 @@ from support import PACKAGE, TORCHRUN, python
 
 import ddp_tutorial
 
+pytestmark = pytest.mark.launcher
+
 # NAME stands for whatever the copy is called.
 SCRIPT = """
 import json, os, sys
 import torch
 from NAME import Config, launch, train
-
-pytestmark = pytest.mark.launcher
 
 data = torch.utils.data.TensorDataset(torch.arange(60.0).view(20, 3) / 60, torch.arange(20) % 2)
 model = torch.nn.Sequential(torch.nn.Linear(3, 2))

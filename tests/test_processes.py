@@ -13,14 +13,14 @@ from support import all_gone, start, wait_until
 
 from ddp_tutorial import Ranks
 
+pytestmark = pytest.mark.launcher
+
 # Says where it is and which processes it has; every rank has a DataLoader worker as well.
 SCRIPT = """
 import os, sys, time
 import torch
 from ddp_tutorial import Ranks, launch, process_group, report
 from torch.utils.data import DataLoader
-
-pytestmark = pytest.mark.launcher
 
 def endless():
     worker = iter(DataLoader(range(100), num_workers=1))
