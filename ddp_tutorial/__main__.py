@@ -69,7 +69,7 @@ def main() -> int:
         if "RANK" in os.environ:  # torchrun, Slurm or Kubernetes made this process, and its siblings
             if options.device:
                 os.environ[DEVICE] = options.device
-            listen(progress)
+            listen(progress.hear)
             train(config)
         else:
             load_dataset(config.dataset, config.data)
@@ -108,6 +108,10 @@ class Progress:
         else:
             self.last = event
             tqdm.write(epoch_line(event))
+
+    def hear(self, records: list[dict]) -> None:
+        for record in records:
+            self(record)
 
     def close(self) -> None:
         if self.bar is not None:

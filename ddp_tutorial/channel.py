@@ -16,10 +16,13 @@ class Channel:
     def __init__(self, pipe: Connection, folder: str) -> None:
         self._pipe, self._lock, self._folder = pipe, threading.Lock(), folder
 
-    def send(self, kind: str, content: Any = None) -> None:
+    def send(self, kind: str, content: Any = None, result: bytes | None = None) -> None:
+        """Send a message; a ``result``, already pickled, goes after it as it is, for it can be large."""
         try:
             with self._lock:
                 self._pipe.send((kind, content))
+                if result is not None:
+                    self._pipe.send_bytes(result)
         except OSError:
             self._abandoned()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
 
-from .plots import epoch_line, image, plot_losses
+from .plots import MEAN_COLOR, epoch_line, image, plot_losses, rank_color
+
+PAUSE = 0.5  # seconds between two drawings
 
 
 class LivePlot:
@@ -20,14 +23,14 @@ class LivePlot:
         self.epochs: list[dict] = []
         self.resumed: list[int] = []
         self._start: dict = {}
-        self._begun = self._drawn = self._barred = self._cost = 0.0
+        self._begun = self._drawn = 0.0
         self._handles: list[Any] = []
 
     def __call__(self, event: dict) -> None:
         """Take in one record of a training, as ``report`` sent it."""
         if "total_steps" in event:
             self._start = event
-            self._begun = self._drawn = time.monotonic()
+            self._begun, self._drawn = time.monotonic(), 0.0
             self.steps, self.epochs, self.resumed = [], [], []
         elif "resumed" in event:  # a run that goes on brings along what it had
             self.steps, self.epochs, self.resumed = event["steps"], event["epochs"], event["resumed"]
@@ -47,24 +50,22 @@ class LivePlot:
         return len(self.steps) >= self._start.get("total_steps", 0)
 
     def _show(self, last: bool) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import HTML, SVG, display
 
         now = time.monotonic()
+        if not last and now < self._drawn + PAUSE:
+            return
+        self._drawn = now
         if not self._handles:
-            self._handles = [display(HTML(self._bar()), display_id=True), display(HTML(""), display_id=True)]
-        if last or now > self._barred + 0.25:
-            self._barred = now
-            self._handles[0].update(HTML(self._bar()))
-        # A picture costs a tenth of a second, which CPU ranks would rather have. Two a second at first, as a short run
-        # shall move too; then ever fewer, until they take a hundredth of the time.
-        pause = max(0.5, min(0.3 * (now - self._begun), 100 * self._cost))
-        if self.steps and (last or now > self._drawn + pause):
-            said = epoch_line(self.epochs[-1]) if self.epochs else "the first epoch is not over yet"
-            alt = f"Loss by step and accuracy by epoch; {said}"
+            self._handles = [display(HTML(""), display_id=True), display(HTML(""), display_id=True)]
+        bar, picture = self._handles
+        bar.update(HTML(self._bar()))
+        if last:
             history = {"steps": self.steps, "epochs": self.epochs, "resumed": self.resumed}
-            self._handles[1].update(image(plot_losses(history), alt))
-            self._drawn = time.monotonic()
-            self._cost = self._drawn - now
+            alt = f"Loss by step and accuracy by epoch; {epoch_line(self.epochs[-1])}"
+            picture.update(image(plot_losses(history), alt))
+        elif self.steps:
+            picture.update(SVG(self._sketch()))
 
     def _bar(self) -> str:
         done, total = len(self.steps), self._start.get("total_steps", 1)
@@ -75,6 +76,30 @@ class LivePlot:
         if self.epochs:
             text += f"<br>{epoch_line(self.epochs[-1])}"
         return f'<progress value="{done}" max="{total}" style="width: 24em"></progress> {text}'
+
+    def _sketch(self) -> str:
+        # Lines of our own: matplotlib takes a tenth of a second of CPU for a picture, which ranks on the CPU lack.
+        steps = self.steps[:: len(self.steps) // 300 + 1] + self.steps[-1:]
+        ranks = min(len(step["train_loss_by_rank"]) for step in steps)  # a run can go on with another number
+        curves = [(rank_color(rank), [step["train_loss_by_rank"][rank] for step in steps]) for rank in range(ranks)]
+        curves.append((MEAN_COLOR, [step["train_loss"] for step in steps]))
+        top = max((loss for _, losses in curves for loss in losses if math.isfinite(loss)), default=0) or 1
+        last, lines = steps[-1]["step"], ""
+        for color, losses in curves:
+            points = " ".join(
+                f"{60 + 520 * step['step'] / last:.0f},{180 - 150 * loss / top:.0f}"
+                for step, loss in zip(steps, losses)
+                if math.isfinite(loss)
+            )
+            width = 2 if color == MEAN_COLOR else 1
+            lines += f'<polyline fill="none" stroke="{color}" stroke-width="{width}" points="{points}"/>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="620" height="215" font-family="sans-serif" font-size="13">'
+            f'<rect width="620" height="215" fill="white"/><path d="M60 30V180H580" fill="none" stroke="{MEAN_COLOR}"/>'
+            f'{lines}<text x="60" y="18">training loss, mean and each rank: {steps[-1]["train_loss"]:.3f} now</text>'
+            f'<g text-anchor="end"><text x="54" y="36">{top:.2f}</text><text x="54" y="184">0</text>'
+            f'<text x="580" y="200">step {last}</text></g></svg>'
+        )
 
 
 def _in_notebook() -> bool:

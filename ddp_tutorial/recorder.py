@@ -1,4 +1,4 @@
-"""Losses of all ranks, measured without making a step wait. Taught in ``notebooks/05_training_loop.ipynb``."""
+"""The history of a training, filled while it runs. Taught in ``notebooks/05_training_loop.ipynb``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ import torch.distributed as dist
 from torch import nn
 
 from .environment import Environment
+from .exchange import LossExchange
 from .history import History, write_records
-from .reporting import report
+from .reporting import report, report_all
 
 
 class Recorder:
-    """Collects each rank's losses on its device, exchanges them every ``every`` steps, and has rank 0 pass them on.
+    """Keeps a history, the same on all ranks, of what they lose and find; rank 0 passes it on while they train.
 
     ``out`` is a folder: rank 0 writes each record to ``out/history.jsonl`` as it comes, and the weights at the end.
     """
 
-    def __init__(self, env: Environment, config: dict, every: int, total_steps: int, out: str | None) -> None:
-        self._env, self._every = env, every
-        self._losses: list[torch.Tensor] = []
-        self._counts: list[int] = []
-        self._under_way: tuple[dist.Work, list[torch.Tensor]] | None = None
-        self._epoch = 0
+    def __init__(self, env: Environment, config: dict, total_steps: int, out: str | None) -> None:
+        self._env, self._exchange, self._epoch = env, LossExchange(env), 0
         batch = config["batch_size"] * env.world_size
         place = {"world_size": env.world_size, "global_batch": batch, "device": env.device.type}
         self.history = History(config=config, **place, steps=[], epochs=[], resumed=[])
@@ -45,20 +42,16 @@ class Recorder:
         if epoch != self._epoch:  # otherwise it is the rest of an epoch that was interrupted
             self._epoch, self._seconds = epoch, 0.0
             self._sums = torch.zeros(self._env.world_size, 2, dtype=torch.float64)
+        self._exchange.start_clock()
         self._started = time.perf_counter()
 
     def step(self, loss: torch.Tensor, count: int) -> None:
         """Note the mean ``loss`` of this rank's ``count`` samples; it stays on the device until it is exchanged."""
-        # No .item() here: it would make every step wait until the device has finished it.
-        self._losses.append(loss.detach())
-        self._counts.append(count)
-        if len(self._losses) == self._every:
-            self._exchange()
+        self._add(self._exchange.add(loss, count))
 
     def end_training(self) -> None:
         """Exchange what is left of this epoch's losses and stop its clock."""
-        self._exchange()
-        self._receive()
+        self._add(self._exchange.flush())
         elapsed = self._seconds + time.perf_counter() - self._started
         seconds = torch.tensor(elapsed, device=self._env.device, dtype=torch.float64)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # an epoch lasts as long as on its slowest rank
@@ -80,8 +73,7 @@ class Recorder:
 
     def state_dict(self) -> dict:
         """Return what a checkpoint needs of the history. A collective: it exchanges the losses that wait."""
-        self._exchange()
-        self._receive()
+        self._add(self._exchange.flush())
         seconds = self._seconds + time.perf_counter() - self._started
         kept = {name: self.history[name] for name in ("steps", "epochs", "resumed")}
         return kept | {"epoch": self._epoch, "sums": self._sums, "seconds": seconds}
@@ -102,28 +94,14 @@ class Recorder:
             records += [{"resumed": step} for step in kept["resumed"]]
             write_records(self._out / "history.jsonl", records, append=False)
 
-    def _exchange(self) -> None:
-        self._receive()
-        if not self._losses:
-            return
-        counts = torch.tensor(self._counts, device=self._env.device, dtype=torch.float64)
-        mine = torch.stack([torch.stack(self._losses).double() * counts, counts], dim=1)  # (steps, 2): sum and count
-        self._losses, self._counts = [], []
-        everyone = [torch.empty_like(mine) for _ in range(self._env.world_size)]
-        # Not waited for: it travels while the next steps compute.
-        self._under_way = dist.all_gather(everyone, mine, async_op=True), everyone
-
-    def _receive(self) -> None:
-        if self._under_way is None:
-            return
-        (work, everyone), self._under_way = self._under_way, None
-        work.wait()
+    def _add(self, steps: list[torch.Tensor]) -> None:
         records = []
-        for sums in torch.stack(everyone, dim=1).cpu():  # one transfer; per step (world_size, 2)
+        for sums in steps:
             self._sums[: self._env.world_size] += sums
             number = len(self.history["steps"]) + len(records) + 1
             records.append({"step": number, "epoch": self._epoch, **self._mean(sums)})
-        self._keep("steps", records)
+        if records:
+            self._keep("steps", records)
 
     @staticmethod
     def _mean(sums: torch.Tensor) -> dict:
@@ -133,7 +111,6 @@ class Recorder:
     def _keep(self, kind: str, records: list[dict]) -> None:
         self.history[kind].extend(records)
         if self._env.is_main:
-            for record in records:
-                report(**record)
+            report_all(records)
         if self._out:
             write_records(self._out / "history.jsonl", records)

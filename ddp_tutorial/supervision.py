@@ -94,11 +94,13 @@ class Call:
             if rank in self.failures or not pipe.poll():
                 return False
             kind, content = pipe.recv()
+            result = pipe.recv_bytes() if kind == "done" else b""
         except (EOFError, OSError):
             return False  # its exit tells more
-        if kind == "event" and self.on_event is not None:
+        if kind == "events" and self.on_event is not None:
             self.outputs[rank].show()  # what was printed before the report appears before it
-            self.on_event({"rank": rank, **content})
+            for record in content:
+                self.on_event({"rank": rank, **record})
             self.last_event = time.monotonic()  # a slow on_event is not the rank's fault
         elif kind == "ready":
             self.processes.ready.add(rank)
@@ -109,9 +111,9 @@ class Call:
         elif kind == "done":
             self.first_result = self.first_result or time.monotonic()
             self.returned[rank] = time.time_ns()
-            self.files |= content[1]
+            self.files |= content
             try:
-                self.results[rank] = pickle.loads(content[0])
+                self.results[rank] = pickle.loads(result)
             except Exception as error:
                 what = f"returned what cannot be read here ({type(error).__name__}: {error})"
                 self._fail(Failure(rank, what, type(error).__name__))

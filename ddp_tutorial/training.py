@@ -35,7 +35,6 @@ class Config:
     momentum: float = 0.9
     dropout: float = 0.1
     seed: int = 0
-    report_every: int = 10  # steps between two fetches of the losses from the device
     out: str | None = None  # a folder for history.jsonl and model.pt, written by rank 0
     checkpoint: str | None = None  # a folder for checkpoints; a run that finds some there goes on from the last
     checkpoint_every: int = 50  # steps between two checkpoints; the end of each epoch has one as well
@@ -46,7 +45,7 @@ class Config:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         if self.dataset not in ("digits", "mnist"):
             raise ValueError(f"dataset must be 'digits' or 'mnist', not {self.dataset!r}")
-        for name in ("epochs", "batch_size", "report_every", "checkpoint_every"):
+        for name in ("epochs", "batch_size", "checkpoint_every"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1 up, not {value!r}")
@@ -83,7 +82,7 @@ def _train(config: Config, model: nn.Module | None, data: Splits | None, env: En
     loader = train_loader(data.train, env, config.batch_size, config.seed)
     held_out = eval_loader(data.eval, env, batch_size=1000)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-    recorder = Recorder(env, asdict(config), config.report_every, config.epochs * len(loader), config.out)
+    recorder = Recorder(env, asdict(config), config.epochs * len(loader), config.out)
     checkpoints = Checkpoints(
         config.checkpoint,
         env,

@@ -52,7 +52,7 @@ def _serve(rank: int, pipes: list[Connection], folder: str) -> None:
         # Otherwise every rank takes all cores, and they spend their time taking them from one another.
         torch.set_num_threads(max(1, torch.get_num_threads() // len(pipes)))
     channel, calls = Channel(pipes[rank], folder), queue.SimpleQueue()
-    listen(lambda record: channel.send("event", record))
+    listen(lambda records: channel.send("events", records))
     threading.Thread(target=_attend, args=(channel, calls, threading.get_ident()), daemon=True).start()
     channel.send("ready")
     threads = torch.get_num_threads()
@@ -67,7 +67,7 @@ def _answer(channel: Channel, call: dict) -> None:
         fn, args = pickle.loads(call["payload"])
         result = fn(*args)
         try:
-            answer = ("done", (dumps(result), own_files()))
+            answer = ("done", own_files(), dumps(result))
         except TypeError as error:
             raise TypeError(f"the result cannot be sent back: {error}") from None
     except BaseException as error:  # SystemExit too: a rank that leaves quietly has not delivered its result

@@ -11,7 +11,7 @@ from ddp_tutorial.reporting import listen
 @pytest.fixture
 def heard():
     records = []
-    listen(records.append)
+    listen(records.extend)
     yield records
     listen(None)
 

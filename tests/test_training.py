@@ -22,7 +22,6 @@ from ddp_tutorial.data import Splits
         {"epochs": True},
         {"batch_size": -1},
         {"batch_size": "64"},
-        {"report_every": 0},
         {"lr": -0.1},
         {"lr": float("nan")},
         {"lr": "fast"},
@@ -191,7 +190,7 @@ def test_an_empty_set_is_refused_on_every_rank(two):
 
 def test_a_training_reports_while_it_runs(two, data):
     events = []
-    history, _ = two.run(train, (Config(data=data, epochs=2, report_every=4),), on_event=events.append)
+    history, _ = two.run(train, (Config(data=data, epochs=2),), on_event=events.append)
     start, *rest = events
     assert start["total_steps"] == len(history["steps"]) == 2 * 12
     assert {event.pop("rank") for event in events} == {0}
