@@ -1,6 +1,7 @@
 """The programs that measure run and compare; what they find is no matter of a test."""
 
 import json
+import re
 
 import images
 import pytest
@@ -46,11 +47,12 @@ def test_ways_to_start_are_compared(tmp_path):
 
 
 @pytest.mark.benchmarks
-def test_ways_to_watch_are_compared(tmp_path):
+def test_watched_steps_are_compared_with_steps_that_are_not(tmp_path):
     images.make(tmp_path / "data", train=1280, held_out=320)
     result = python(
-        HERE / "watching.py", "--rounds=1", "--epochs=2", f"--data={tmp_path / 'data'}", cwd=tmp_path, timeout=170
+        HERE / "watching.py", "--pairs=3", "--steps=20", f"--data={tmp_path / 'data'}", cwd=tmp_path, timeout=170
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0].startswith("once an epoch, nobody listens")
-    assert len(result.stdout.splitlines()) == 5 and result.stdout.count(" %") >= 5
+    assert "3 pairs of 20 steps" in result.stdout and "watched, beside not watched: " in result.stdout
+    assert 0 < float(re.search(r"([\d.]+) % in the thread of rank 0", result.stdout)[1]) < 100
+    assert re.search(r"[\d.]+ % of one core in the kernel", result.stdout)

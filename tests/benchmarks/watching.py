@@ -1,7 +1,9 @@
-"""What watching costs: an epoch with history, reports and live view beside one without. python .../watching.py
+"""What watching costs: steps with history, a report each and live view beside steps without. python .../watching.py
 
-Each way trains in a notebook's kernel of its own on the 60,000 images of compare.py, the ways alternating. Losses of
-every step are kept in all of them; what differs is how often the ranks exchange and report them, and who listens.
+In one training, in a notebook's kernel, blocks of steps that are watched alternate with blocks that are not, on the
+60,000 images of compare.py. Neighbouring blocks share whatever the machine is busy with, so their ratio is far steadier
+than that of two trainings. Where it is still too noisy, the two places where watching takes time are steadier: the
+thread of rank 0, and the kernel's CPU while the ranks train.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -19,54 +23,127 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 import images  # noqa: E402
 import nbformat  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 
-WAYS = {  # steps between two exchanges; and who listens
-    "once an epoch, nobody listens": (10**6, "None"),
-    "every 10 steps, nobody listens": (10, "None"),
-    "every 10 steps, live view": (10, "LivePlot()"),
-    "every step, nobody listens": (1, "None"),
-    "every step, live view": (1, "LivePlot()"),
-}
+from ddp_tutorial import Net, load_dataset, process_group, report, train_loader, wrap  # noqa: E402
+from ddp_tutorial.evaluation import to_device  # noqa: E402
+from ddp_tutorial.recorder import Recorder  # noqa: E402
+
 CELL = """
-import json, sys, tempfile
-from dataclasses import replace
-sys.path.insert(0, {root!r})
-from ddp_tutorial import Config, LivePlot, launch, train
-with tempfile.TemporaryDirectory() as out:
-    config = replace(Config.snippet(), data={data!r}, epochs={epochs}, report_every={every}, out=out)
-    history = launch(train, (config,), world_size={ranks}, on_event={listener})[0]
-print("SECONDS", json.dumps([epoch["seconds"] for epoch in history["epochs"]]))
+import json, sys, time
+sys.path[:0] = {path!r}
+from ddp_tutorial import LivePlot, launch
+from watching import blocks, idle
+
+live, clock = LivePlot(), []
+
+def hear(event):
+    clock.append((time.monotonic(), time.process_time()))
+    live(event)
+
+def share():
+    (began, before), (ended, after) = clock[0], clock[-1]
+    return (after - before) / (ended - began)
+
+pairs, inside = launch(blocks, {arguments!r}, world_size={ranks}, on_event=hear)[0]
+watching = share()
+clock.clear()
+launch(idle, (5.0,), world_size={ranks}, on_event=lambda event: clock.append((time.monotonic(), time.process_time())))
+print("RESULT", json.dumps([pairs, inside, watching - share()]))
 """
 
 
-def seconds(data: Path, epochs: int, ranks: int | None, every: int, listener: str) -> float:
-    """Return the median seconds of an epoch but the first, trained in a kernel of its own."""
-    cell = CELL.format(root=str(ROOT), data=str(data), epochs=epochs, ranks=ranks, every=every, listener=listener)
+def blocks(data: str, pairs: int, steps: int, out: str) -> tuple[list[list[float]], float]:
+    """In a rank: the seconds of each pair of blocks of steps, not watched and watched, and those in the recorder."""
+    with process_group() as env:
+        loader = train_loader(load_dataset("mnist", data).train, env, 64, seed=0)
+        model = wrap(Net(), env)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+        recorder = Recorder(env, {"batch_size": 64}, (pairs + 1) * steps, out)
+        recorder.start_anew()
+        recorder.start_epoch(1)
+        batches, inside = endless(loader), 0.0
+
+        def block(watched: bool) -> float:
+            nonlocal inside
+            recorder._exchange.start_clock()  # the other block's seconds are not those of a step
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(steps):
+                inputs, targets = to_device(*next(batches), loader, env)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                if watched:
+                    entered = time.perf_counter()
+                    recorder.step(loss, len(targets))
+                    inside += time.perf_counter() - entered
+            if env.device.type == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - began
+
+        block(True)  # warm
+        chance, seconds, inside = random.Random(0), [], 0.0
+        for _ in range(pairs):
+            order = chance.sample([False, True], 2)  # equal on all ranks
+            seconds.append([value for _, value in sorted((watched, block(watched)) for watched in order)])
+        recorder.end_training()
+        return seconds, inside
+
+
+def idle(seconds: float) -> None:
+    """In a rank: begin and end, with nothing to watch in between."""
+    report(begun=True)
+    time.sleep(seconds)
+    report(ended=True)
+
+
+def endless(loader):
+    epoch = 0
+    while True:
+        loader.sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def measure(arguments: tuple, ranks: int | None) -> tuple[list[list[float]], float, float]:
+    """Run :func:`blocks` from a kernel of its own; return its result and the kernel's CPU seconds a second
+    beyond those of a launch in which nothing happens."""
+    cell = CELL.format(path=[str(ROOT), str(HERE)], arguments=arguments, ranks=ranks)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     NotebookClient(notebook, timeout=3600).execute()
     printed = "".join(output.get("text", "") for output in notebook.cells[0].outputs)
-    return statistics.median(json.loads(printed.split("SECONDS ")[-1])[1:])
+    return json.loads(printed.split("RESULT ")[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=60, help="steps of a block")
     parser.add_argument("--ranks", type=int, default=None, help="None: one a GPU, two without a GPU")
     parser.add_argument("--data", default=str(ROOT / "runs" / "benchmark" / "data"))
     options = parser.parse_args()
     data = images.make(Path(options.data))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    for number in range(options.rounds):
-        for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
-            times[way].append(seconds(data, options.epochs, options.ranks, *WAYS[way]))
-    base = next(iter(times.values()))
-    for way, values in times.items():
-        ratios = [100 * (value / other - 1) for value, other in zip(values, base)]
-        middle = statistics.median(ratios)
-        print(f"{way:<34}{statistics.median(values):6.2f} s, {middle:+.1f} % [{min(ratios):+.1f}, {max(ratios):+.1f}]")
+    arguments = (str(data), options.pairs, options.steps, str(data.parent / "watching"))
+    pairs, inside, kernel = measure(arguments, options.ranks)
+    ratios = [100 * (watched / alone - 1) for alone, watched in pairs]
+    lower, middle, upper = statistics.quantiles(ratios, n=4)
+    error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5  # of a median, where values are normal
+    step = 1e3 * statistics.median(alone for alone, _ in pairs) / options.steps
+    share = 100 * inside / sum(watched for _, watched in pairs)
+    print(
+        f"{os.cpu_count()} cores, torch {torch.__version__}; "
+        f"{len(pairs)} pairs of {options.steps} steps of {step:.1f} ms\n"
+        f"watched, beside not watched: {middle:+.1f} % ± {error:.1f} "
+        f"(half of the pairs: {lower:+.1f} to {upper:+.1f})\n"
+        # The kernel hears of watched blocks alone, which are half of its time.
+        f"of a watched step: {share:.2f} % in the thread of rank 0, {200 * kernel:.2f} % of one core in the kernel"
+    )
 
 
 if __name__ == "__main__":
