@@ -55,9 +55,10 @@ class Checkpoints:
     def load(self) -> bool:
         """Put everything back to the newest checkpoint that any host can read; return False if there is none.
 
-        A collective. With as many ranks as saved it, the run goes on as it would have. With another number the weights,
-        the optimizer and the samples that are left are exact, and the random numbers of the ranks start anew. Raises
-        ``ValueError`` on every rank if the checkpoint is from a run with other settings.
+        A collective. With as many ranks as saved it, the run goes on as it would have: one or two ranks on the CPU to
+        the bit, more up to the order in which DDP adds gradients. With another number the weights, the optimizer and
+        the samples that are left are exact, and the random numbers of the ranks start anew. Raises ``ValueError`` on
+        every rank if the checkpoint is from a run with other settings.
         """
         if not self._folder:
             return False
