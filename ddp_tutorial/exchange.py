@@ -17,8 +17,8 @@ MOST = 200  # steps between two exchanges, however quick the last ones were: the
 class LossExchange:
     """Collects the losses of this rank on its device, and exchanges them with those of all ranks a few times a second.
 
-    ``add`` and ``flush`` return the steps that have arrived, each a tensor of shape ``(world_size, 2)`` in CPU memory:
-    by rank, the sum of the losses of its samples and their number.
+    ``add`` and ``flush`` return the steps that have arrived, each with a pair of numbers by rank: the sum of the losses
+    of its samples, and how many samples.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -33,7 +33,7 @@ class LossExchange:
         """Leave out of the seconds a step takes what has passed until now."""
         self._last = time.perf_counter()
 
-    def add(self, loss: torch.Tensor, count: int) -> list[torch.Tensor]:
+    def add(self, loss: torch.Tensor, count: int) -> list[list[list[float]]]:
         """Note the mean ``loss`` of this rank's ``count`` samples; it stays on the device until it is exchanged."""
         arrived = self._receive()
         # No .item() here: it would make every step wait until the device has finished it.
@@ -43,7 +43,7 @@ class LossExchange:
             self._send()
         return arrived
 
-    def flush(self) -> list[torch.Tensor]:
+    def flush(self) -> list[list[list[float]]]:
         """Exchange what is left, and wait for it. A collective: to be called on all ranks after the same step."""
         arrived = self._receive()
         if self._losses:
@@ -60,13 +60,13 @@ class LossExchange:
         # Not waited for: it travels while the next step computes.
         self._under_way = dist.all_gather(everyone, mine, async_op=True), everyone
 
-    def _receive(self) -> list[torch.Tensor]:
+    def _receive(self) -> list[list[list[float]]]:
         if self._under_way is None:
             return []
         (work, everyone), self._under_way = self._under_way, None
         work.wait()
-        *steps, pace = torch.stack(everyone, dim=1).cpu()  # one transfer
+        *steps, paces = torch.stack(everyone, dim=1).tolist()  # one transfer
         # From a number that all ranks have. If each asked its own clock, they would exchange after different steps: one
         # would wait here for the others, and they for its gradients.
-        self._next = min(MOST, math.ceil(PAUSE / pace.max().item()))
+        self._next = min(MOST, math.ceil(PAUSE / max(pace for pace, _ in paces)))
         return steps

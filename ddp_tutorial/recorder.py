@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ class Recorder:
     def start_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:  # otherwise it is the rest of an epoch that was interrupted
             self._epoch, self._seconds = epoch, 0.0
-            self._sums = torch.zeros(self._env.world_size, 2, dtype=torch.float64)
+            self._sums = [[0.0, 0.0] for _ in range(self._env.world_size)]  # by rank: of losses, of samples
         self._exchange.start_clock()
         self._started = time.perf_counter()
 
@@ -59,7 +60,7 @@ class Recorder:
 
     def end_epoch(self, eval_loss: float, eval_accuracy: float) -> None:
         record = {"epoch": self._epoch, **self._mean(self._sums), "eval_loss": eval_loss}
-        samples = self._sums[:, 1].sum().item()
+        samples = sum(count for _, count in self._sums)
         record |= {"eval_accuracy": eval_accuracy, "seconds": self._seconds}
         self._keep("epochs", [record | {"samples_per_second": samples / self._seconds}])
 
@@ -81,9 +82,8 @@ class Recorder:
     def load_state_dict(self, state: dict) -> None:
         """Go on from ``state``, as :meth:`state_dict` returned it, perhaps with another number of ranks."""
         self._epoch, self._seconds = state["epoch"], state["seconds"]
-        rows = max(len(state["sums"]), self._env.world_size)
-        self._sums = torch.zeros(rows, 2, dtype=torch.float64)
-        self._sums[: len(state["sums"])] = state["sums"]
+        new = self._env.world_size - len(state["sums"])
+        self._sums = [list(row) for row in state["sums"]] + [[0.0, 0.0] for _ in range(new)]
         kept = {name: list(state[name]) for name in ("steps", "epochs", "resumed")}
         kept["resumed"].append(len(kept["steps"]))
         self.history.update(kept)
@@ -94,19 +94,22 @@ class Recorder:
             records += [{"resumed": step} for step in kept["resumed"]]
             write_records(self._out / "history.jsonl", records, append=False)
 
-    def _add(self, steps: list[torch.Tensor]) -> None:
+    def _add(self, steps: list[list[list[float]]]) -> None:
+        if not steps:
+            return
         records = []
-        for sums in steps:
-            self._sums[: self._env.world_size] += sums
+        for rows in steps:
+            for own, (loss, count) in zip(self._sums, rows):
+                own[0], own[1] = own[0] + loss, own[1] + count
             number = len(self.history["steps"]) + len(records) + 1
-            records.append({"step": number, "epoch": self._epoch, **self._mean(sums)})
-        if records:
-            self._keep("steps", records)
+            records.append({"step": number, "epoch": self._epoch, **self._mean(rows)})
+        self._keep("steps", records)
 
     @staticmethod
-    def _mean(sums: torch.Tensor) -> dict:
-        total, count = sums.sum(dim=0).tolist()
-        return {"train_loss": total / count, "train_loss_by_rank": (sums[:, 0] / sums[:, 1]).tolist()}
+    def _mean(rows: list[list[float]]) -> dict:
+        loss, count = map(sum, zip(*rows))
+        by_rank = [own / number if number else math.nan for own, number in rows]
+        return {"train_loss": loss / count, "train_loss_by_rank": by_rank}
 
     def _keep(self, kind: str, records: list[dict]) -> None:
         self.history[kind].extend(records)

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 WAYS = ("bare spawn", "launch", "accelerate, fork", "torchrun")
+LIMIT = 120  # seconds for one start
 
 
 def note(folder: str, rank: int) -> None:
@@ -131,17 +133,27 @@ def apart(way: str, ranks: int, slow_names: bool = False) -> float | None:
                 *command[3:],
             ]
         surroundings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "F": folder}
-        done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
-    if done.returncode:
-        print(f"{way}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, env=surroundings, start_new_session=True, **pipes)
+        try:
+            said, errors = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:  # accelerate's fork does that now and then, with eight ranks
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            print(f"{way}, {ranks} ranks: not there after {LIMIT} s", file=sys.stderr)
+            return None
+    if process.returncode:
+        print(f"{way}: {errors.strip().splitlines()[-1:]}", file=sys.stderr)
         return None
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(said.splitlines()[-1])
 
 
-def say(name: str, values: list[float], unit: str, base: list[float] | None = None) -> None:
-    if values:
-        ratio = f", {statistics.median(a / b for a, b in zip(values, base)):.2f} of a bare spawn" if base else ""
-        middle, least, most = statistics.median(values), min(values), max(values)
+def say(name: str, values: list[float | None], unit: str, base: list[float | None] | None = None) -> None:
+    there = [value for value in values if value is not None]
+    if there:
+        ratios = [a / b for a, b in zip(values, base or []) if a is not None and b is not None]
+        ratio = f", {statistics.median(ratios):.2f} of a bare spawn" if ratios else ""
+        middle, least, most = statistics.median(there), min(there), max(there)
         print(f"{name:<36}{middle:9.2f} {unit} [{least:.2f}, {most:.2f}]{ratio}", flush=True)
 
 
@@ -160,12 +172,10 @@ def main() -> None:
         f"{os.cpu_count()} cores, torch {torch.__version__}, {options.rounds} rounds, load {load:.1f} before the start"
     )
     for ranks in map(int, options.ranks.split(",")):
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        seconds: dict[str, list[float | None]] = {way: [] for way in ways}
         for number in range(options.rounds):
             for way in ways if number % 2 == 0 else ways[::-1]:
-                value = apart(way, ranks)
-                if value is not None:
-                    seconds[way].append(value)
+                seconds[way].append(apart(way, ranks))
         for way, values in seconds.items():
             say(
                 f"{way}, {ranks} {'rank' if ranks == 1 else 'ranks'}",
@@ -177,7 +187,7 @@ def main() -> None:
             say(f"{name}, {ranks}", values, "ms")
     if shutil.which("unshare"):
         values = [apart("launch", 2, slow_names=True) for _ in range(options.rounds)]
-        say("launch, 2 ranks, names unanswered", [value for value in values if value is not None], "s")
+        say("launch, 2 ranks, names unanswered", values, "s")
 
 
 if __name__ == "__main__":
