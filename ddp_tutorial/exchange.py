@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from .environment import Environment
 
-PAUSE = 0.25  # seconds between two exchanges, about
+PAUSE = 0.5  # seconds between two exchanges, about
 MOST = 200  # steps between two exchanges, however quick the last ones were: the next ones can be slow
 
 
 class LossExchange:
-    """Collects the losses of this rank on its device, and exchanges them with those of all ranks a few times a second.
+    """Collects the losses of this rank on its device, and exchanges them with those of all ranks twice a second.
 
     ``add`` and ``flush`` return the steps that have arrived, each with a pair of numbers by rank: the sum of the losses
     of its samples, and how many samples.
