@@ -1,4 +1,4 @@
-"""The losses of all ranks, exchanged without making a step wait. Taught in ``notebooks/05_training_loop.ipynb``."""
+"""The losses of all ranks, exchanged without waiting at each step. Taught in ``notebooks/05_training_loop.ipynb``."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ class LossExchange:
 
     def _send(self) -> None:
         counts = torch.tensor(self._counts, device=self._env.device, dtype=torch.float64)
-        sums = torch.stack([torch.stack(self._losses).double() * counts, counts], dim=1)
+        losses = torch.stack(self._losses).double()
+        sums = torch.stack([torch.where(counts > 0, losses * counts, 0), counts], dim=1)  # a mean of nothing is nan
         now = time.perf_counter()
         mine = torch.cat([sums, sums.new_tensor([[(now - self._last) / len(counts), 0]])])  # and its seconds a step
         self._last, self._losses, self._counts = now, [], []
         everyone = [torch.empty_like(mine) for _ in range(self._env.world_size)]
-        # Not waited for: it travels while the next step computes.
+        # Not waited for: it travels while the next step computes. (The host waits for its device here, and when it
+        # receives: twice a second.)
         self._under_way = dist.all_gather(everyone, mine, async_op=True), everyone
 
     def _receive(self) -> list[list[list[float]]]:

@@ -24,30 +24,45 @@ class LivePlot:
         self.resumed: list[int] = []
         self._start: dict = {}
         self._begun = self._drawn = 0.0
+        self._before = 0  # steps of the run that this one goes on from
         self._handles: list[Any] = []
 
     def __call__(self, event: dict) -> None:
         """Take in one record of a training, as ``report`` sent it."""
+        self.hear([event])
+
+    def hear(self, events: list[dict]) -> None:
+        """Take in records that came together, and draw once: drawn after the first, the others would be missing."""
+        kinds = {self._take_in(event) for event in events}
+        if _in_notebook() and any(kinds):
+            self._show(last=self._done() and bool(kinds & {"epoch", "resumed"}))
+
+    def _take_in(self, event: dict) -> str:
         if "total_steps" in event:
-            self._start = event
+            self._start, self._before = event, 0
             self._begun, self._drawn = time.monotonic(), 0.0
             self.steps, self.epochs, self.resumed = [], [], []
-        elif "resumed" in event:  # a run that goes on brings along what it had
+            return "start"
+        if "resumed" in event:  # a run that goes on brings along what it had
             self.steps, self.epochs, self.resumed = event["steps"], event["epochs"], event["resumed"]
-        elif "step" in event:
+            self._before, self._drawn = len(self.steps), 0.0
+            return "resumed"
+        if "train_loss_by_rank" not in event:  # a record of the reader's own
+            return ""
+        if "step" in event:
             self.steps.append(event)
-        elif "eval_accuracy" in event:
-            self.epochs.append(event)
-        else:
-            return
-        last = bool(self.steps) and "epoch" in event and "step" not in event and self._done()
-        if _in_notebook():
-            self._show(last)
-        elif "eval_accuracy" in event:
+            return "step"
+        self.epochs.append(event)
+        if not _in_notebook():
             print(epoch_line(event), flush=True)
+        return "epoch"
 
     def _done(self) -> bool:
-        return len(self.steps) >= self._start.get("total_steps", 0)
+        epochs = self._start.get("epochs")
+        if epochs is None:
+            return len(self.steps) >= self._start.get("total_steps", 0)
+        # Not by steps: a run that went on with another number of ranks has other steps behind it than before it.
+        return bool(self.epochs) and self.epochs[-1]["epoch"] >= epochs
 
     def _show(self, last: bool) -> None:
         from IPython.display import HTML, SVG, display
@@ -60,7 +75,7 @@ class LivePlot:
             self._handles = [display(HTML(""), display_id=True), display(HTML(""), display_id=True)]
         bar, picture = self._handles
         bar.update(HTML(self._bar()))
-        if last:
+        if last and self.steps:
             history = {"steps": self.steps, "epochs": self.epochs, "resumed": self.resumed}
             alt = f"Loss by step and accuracy by epoch; {epoch_line(self.epochs[-1])}"
             picture.update(image(plot_losses(history), alt))
@@ -68,17 +83,19 @@ class LivePlot:
             picture.update(SVG(self._sketch()))
 
     def _bar(self) -> str:
-        done, total = len(self.steps), self._start.get("total_steps", 1)
+        done, new = len(self.steps), len(self.steps) - self._before
+        total = done if self._done() else max(done, self._start.get("total_steps", 1))
         seconds = time.monotonic() - self._begun
-        rate = done * self._start.get("global_batch", 0) / max(seconds, 1e-9)
-        left = "" if self._done() or not done else f", {seconds * (total - done) / done:.0f} s left"
+        rate = new * self._start.get("global_batch", 0) / max(seconds, 1e-9)
+        left = "" if self._done() or not new else f", {seconds * (total - done) / new:.0f} s left"
         text = f"step {done} of {total}, {rate:,.0f} samples a second{left}"
         if self.epochs:
             text += f"<br>{epoch_line(self.epochs[-1])}"
         return f'<progress value="{done}" max="{total}" style="width: 24em"></progress> {text}'
 
     def _sketch(self) -> str:
-        # Lines of our own: matplotlib takes a tenth of a second of CPU for a picture, which ranks on the CPU lack.
+        # Lines of our own: matplotlib takes a tenth of a second of CPU for a picture, which ranks on the CPU lack. They
+        # stand in a field of 520 by 150 pixels, whose lower left corner is at (60, 180).
         steps = self.steps[:: len(self.steps) // 300 + 1] + self.steps[-1:]
         ranks = min(len(step["train_loss_by_rank"]) for step in steps)  # a run can go on with another number
         curves = [(rank_color(rank), [step["train_loss_by_rank"][rank] for step in steps]) for rank in range(ranks)]
@@ -94,7 +111,8 @@ class LivePlot:
             width = 2 if color == MEAN_COLOR else 1
             lines += f'<polyline fill="none" stroke="{color}" stroke-width="{width}" points="{points}"/>'
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="620" height="215" font-family="sans-serif" font-size="13">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="620" height="215" font-family="sans-serif" font-size="13" '
+            f'role="img"><title>Training loss until step {last}: {steps[-1]["train_loss"]:.3f} now</title>'
             f'<rect width="620" height="215" fill="white"/><path d="M60 30V180H580" fill="none" stroke="{MEAN_COLOR}"/>'
             f'{lines}<text x="60" y="18">training loss, mean and each rank: {steps[-1]["train_loss"]:.3f} now</text>'
             f'<g text-anchor="end"><text x="54" y="36">{top:.2f}</text><text x="54" y="184">0</text>'

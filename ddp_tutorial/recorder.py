@@ -32,7 +32,7 @@ class Recorder:
         if self._out:
             self._out.mkdir(parents=True, exist_ok=True)
         if env.is_main:
-            report(total_steps=total_steps, **place)
+            report(total_steps=total_steps, epochs=config.get("epochs"), **place)
 
     def start_anew(self) -> None:
         """Forget what an earlier run has left in ``out``."""
@@ -109,7 +109,7 @@ class Recorder:
     def _mean(rows: list[list[float]]) -> dict:
         loss, count = map(sum, zip(*rows))
         by_rank = [own / number if number else math.nan for own, number in rows]
-        return {"train_loss": loss / count, "train_loss_by_rank": by_rank}
+        return {"train_loss": loss / count if count else math.nan, "train_loss_by_rank": by_rank}
 
     def _keep(self, kind: str, records: list[dict]) -> None:
         self.history[kind].extend(records)

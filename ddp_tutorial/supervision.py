@@ -99,8 +99,12 @@ class Call:
             return False  # its exit tells more
         if kind == "events" and self.on_event is not None:
             self.outputs[rank].show()  # what was printed before the report appears before it
-            for record in content:
-                self.on_event({"rank": rank, **record})
+            events = [{"rank": rank, **record} for record in content]
+            if hasattr(self.on_event, "hear"):  # such as LivePlot, which draws once for records that came together
+                self.on_event.hear(events)
+            else:
+                for event in events:
+                    self.on_event(event)
             self.last_event = time.monotonic()  # a slow on_event is not the rank's fault
         elif kind == "ready":
             self.processes.ready.add(rank)

@@ -76,9 +76,33 @@ def test_in_a_notebook_one_bar_and_one_picture_are_redrawn_in_place(shown):
 
 def test_a_training_that_failed_early_leaves_a_bar_where_it_stopped(shown):
     plot = LivePlot()
-    for event in events(history(steps=100))[:2]:
+    start, step, *_ = events(history(steps=100))
+    plot(start)
+    assert 'value="0" max="100"' in shown[0].contents[-1].data
+    plot._drawn = 0  # it is time to draw again
+    plot(step)
+    assert 'value="1" max="100"' in shown[0].contents[-1].data
+
+
+def test_records_that_came_together_are_drawn_together(shown):
+    start, *steps, epoch = events(history(steps=100))
+    plot = LivePlot()
+    plot(start)
+    for first in (0, 30, 60):
+        plot._drawn = 0  # it is time to draw again
+        plot.hear(steps[first : first + 30])
+        assert f'value="{first + 30}" max="100"' in shown[0].contents[-1].data
+        assert f">step {first + 30}<" in shown[1].contents[-1].data
+    plot.hear([*steps[90:], epoch])
+    assert 'value="100" max="100"' in shown[0].contents[-1].data
+    assert shown[1].contents[-1].data.startswith(b"\x89PNG")
+
+
+def test_records_of_the_readers_own_are_no_losses(shown):
+    plot = LivePlot()
+    for event in [*events(history())[:1], {"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "eval_accuracy": 0.5}]:
         plot(event)
-    assert 'max="100"' in shown[0].contents[-1].data
+    assert (plot.steps, plot.epochs) == ([], [])
 
 
 def test_thousands_of_steps_make_few_drawings_and_matplotlib_draws_once(shown, monkeypatch):
@@ -105,7 +129,6 @@ def sketch(shown, told):
     """Return the text of the drawing of a run that goes on after ``told``, as SVG."""
     plot = LivePlot()
     plot({"rank": 0, "total_steps": 10**6, "global_batch": 128})
-    plot._drawn = 0  # it is time to draw again
     plot({"rank": 0, "steps": told["steps"], "epochs": [], "resumed": [len(told["steps"])]})
     return shown[1].contents[-1].data
 
@@ -120,9 +143,8 @@ def test_while_it_trains_each_rank_has_a_line_and_so_has_their_mean(shown):
     steps = history(steps=100)["steps"]
     by_rank = list(zip(*(step["train_loss_by_rank"] for step in steps)))
     highest = by_rank[1][0]
-    for points, losses in zip(
-        curves(sketch(shown, {"steps": steps})), [*by_rank, [step["train_loss"] for step in steps]]
-    ):
+    lines = curves(sketch(shown, {"steps": steps}))
+    for points, losses in zip(lines, [*by_rank, [step["train_loss"] for step in steps]], strict=True):
         assert [x for x, _ in points[:100]] == [round(60 + 5.2 * number) for number in range(1, 101)]
         assert [y for _, y in points[:100]] == [round(180 - 150 * loss / highest) for loss in losses]
 
@@ -152,3 +174,34 @@ def test_a_run_that_goes_on_shows_what_it_had(shown):
         plot(event)
     assert 'value="4" max="4"' in shown[0].contents[-1].data
     assert plot.resumed == [3]
+
+
+def test_a_run_that_goes_on_with_other_ranks_ends_with_its_last_epoch(shown):
+    """Its steps say nothing: a step of two ranks takes twice the samples that one of a single rank does."""
+    told = history(steps=30, epochs=2)
+    plot = LivePlot()
+    plot({"rank": 0, "total_steps": 60, "epochs": 2, "global_batch": 64})
+    plot({"rank": 0, "steps": told["steps"][:20], "epochs": told["epochs"][:1], "resumed": [20]})
+    assert 'value="20" max="60"' in shown[0].contents[-1].data
+    plot.hear([*told["steps"][20:], told["epochs"][1]])
+    assert 'value="30" max="30"' in shown[0].contents[-1].data and "s left" not in shown[0].contents[-1].data
+    assert shown[1].contents[-1].data.startswith(b"\x89PNG")
+
+
+def test_a_run_that_was_over_shows_its_picture(shown):
+    told = history(steps=4, epochs=2)
+    plot = LivePlot()
+    plot({"rank": 0, "total_steps": 4, "epochs": 2, "global_batch": 64})
+    plot({"rank": 0, "steps": told["steps"], "epochs": told["epochs"], "resumed": [4]})
+    assert shown[1].contents[-1].data.startswith(b"\x89PNG")
+
+
+def test_what_is_left_of_a_run_that_goes_on_is_told_from_its_own_pace(shown, monkeypatch):
+    told, now = history(steps=90), 100.0
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
+    plot = LivePlot()
+    plot({"rank": 0, "total_steps": 100, "epochs": 2, "global_batch": 64})
+    plot({"rank": 0, "steps": told["steps"][:80], "epochs": told["epochs"][:1], "resumed": [80]})
+    now += 5
+    plot.hear(told["steps"][80:])
+    assert "step 90 of 100, 128 samples a second, 5 s left" in shown[0].contents[-1].data

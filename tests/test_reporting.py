@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddp_tutorial import report
-from ddp_tutorial.reporting import listen
+from ddp_tutorial.reporting import listen, report_all
 
 
 @pytest.fixture
@@ -63,6 +63,25 @@ def test_records_arrive_while_the_ranks_run_in_order_and_with_their_rank(two, tm
     two.run(count, (tmp_path / "answer",), on_event=hear)
     for rank in range(2):
         assert [event for event in events if event["rank"] == rank] == [{"rank": rank, "step": s} for s in range(3)]
+
+
+def test_several_records_of_one_message_arrive_in_order_one_by_one_or_together(two):
+    def tell():
+        report_all([{"step": step} for step in range(3)])
+
+    class Together(list):
+        def hear(self, events):
+            self.append(events)
+
+    one_by_one, together = [], Together()
+    two.run(tell, on_event=one_by_one.append)
+    two.run(tell, on_event=together)
+    assert sorted(together, key=lambda events: events[0]["rank"]) == [
+        [{"rank": rank, "step": step} for step in range(3)] for rank in range(2)
+    ]
+    assert sorted(one_by_one, key=lambda event: event["rank"]) == [
+        {"rank": rank, "step": step} for rank in range(2) for step in range(3)
+    ]
 
 
 def test_without_on_event_records_are_dropped(two):

@@ -65,13 +65,14 @@ def blocks(data: str, pairs: int, steps: int, out: str) -> tuple[list[list[float
         recorder = Recorder(env, {"batch_size": 64}, (pairs + 1) * steps, out)
         recorder.start_anew()
         recorder.start_epoch(1)
-        batches, inside = endless(loader), 0.0
+        batches, inside, left = endless(loader), 0.0, time.perf_counter()
 
         def block(watched: bool) -> float:
-            nonlocal inside
-            recorder._exchange.start_clock()  # the other block's seconds are not those of a step
+            nonlocal inside, left
             dist.barrier()
             began = time.perf_counter()
+            if watched:  # the recorder's clock stands still in between, or it would exchange too seldom
+                recorder._exchange._last += began - left
             for _ in range(steps):
                 inputs, targets = to_device(*next(batches), loader, env)
                 optimizer.zero_grad()
@@ -84,7 +85,9 @@ def blocks(data: str, pairs: int, steps: int, out: str) -> tuple[list[list[float
                     inside += time.perf_counter() - entered
             if env.device.type == "cuda":
                 torch.cuda.synchronize()
-            return time.perf_counter() - began
+            ended = time.perf_counter()
+            left = ended if watched else left
+            return ended - began
 
         block(True)  # warm
         chance, seconds, inside = random.Random(0), [], 0.0
