@@ -53,6 +53,8 @@ def start(*arguments: str, cwd: Path, **variables: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A suite that a shell runs in its background ignores interrupts, and would pass that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
